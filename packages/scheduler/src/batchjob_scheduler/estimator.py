@@ -1,0 +1,50 @@
+"""How long the requests of a job decode (rules E1 to E5)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+COLD_START_TOKENS: Final = 128
+
+
+class DecodeLengthEstimator:
+    """An exponentially weighted moving average of decode lengths, in tokens.
+
+    >>> estimator = DecodeLengthEstimator(alpha=0.1)
+    >>> estimator.predicted_tokens
+    128
+    >>> estimator.observe(10); estimator.observe(110); estimator.predicted_tokens
+    20
+    """
+
+    __slots__ = ("_alpha", "_average_tokens", "observations", "predicted_tokens", "total_tokens")
+
+    def __init__(self, alpha: float) -> None:
+        self._alpha = alpha
+        self._average_tokens = float(COLD_START_TOKENS)
+        self.observations = 0
+        self.total_tokens = 0
+        self.predicted_tokens = COLD_START_TOKENS
+
+    def observe(self, decoded_tokens: int) -> None:
+        """Learn from a request that ended by itself after ``decoded_tokens`` tokens."""
+        if self.observations == 0:
+            self._average_tokens = float(decoded_tokens)
+        else:
+            weight = self._alpha
+            self._average_tokens = weight * decoded_tokens + (1 - weight) * self._average_tokens
+        self.observations += 1
+        self.total_tokens += decoded_tokens
+        self.predicted_tokens = int(self._average_tokens)
+
+
+def remaining_tokens(predicted: int, output: int, min_tokens: int, max_tokens: int) -> int:
+    """What one request is still predicted to decode: within its own limits, at least one token.
+
+    >>> remaining_tokens(128, output=0, min_tokens=0, max_tokens=16)
+    16
+    >>> remaining_tokens(128, output=200, min_tokens=0, max_tokens=4096)
+    1
+    """
+    within = min(max(predicted, min_tokens, 1), max_tokens)
+    return max(within - output, 1)

@@ -1,0 +1,99 @@
+"""The entry point in ``vllm.general_plugins``: selects the scheduler that the configuration asks for.
+
+vLLM calls :func:`register` once in each of its processes, before it makes its configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from functools import wraps
+from typing import Any, Final
+
+from batchjob_scheduler.config import SECTION, ConfigError, requested
+
+SYNC_CLASS: Final = "batchjob_scheduler.scheduler.BatchJobAwareScheduler"
+ASYNC_CLASS: Final = "batchjob_scheduler.scheduler.BatchJobAwareAsyncScheduler"
+
+_MARK: Final = "_batchjob_wrapped"
+
+
+def register() -> None:
+    """Let ``EngineArgs`` read our section; without one, everything stays as vLLM has it."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    original = EngineArgs.create_engine_config
+    if hasattr(original, _MARK):
+        return
+
+    @wraps(original)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if requested(self.additional_config) is None:
+            return original(self, *args, **kwargs)
+        _refuse_another_class(self.scheduler_cls, "--scheduler-cls")
+        vllm_config = original(self, *args, **kwargs)
+        _select(vllm_config.scheduler_config)
+        _explain_refusals()
+        return vllm_config
+
+    setattr(create_engine_config, _MARK, True)
+    EngineArgs.create_engine_config = create_engine_config  # type: ignore[method-assign,unused-ignore]
+
+
+def _select(scheduler_config: Any) -> None:
+    chosen = scheduler_config.scheduler_cls
+    if _is_ours(chosen):
+        return
+    if chosen is not None and not _has_the_same_purpose(chosen):
+        _refuse_another_class(chosen, "the platform's scheduler")
+    scheduler_config.scheduler_cls = ASYNC_CLASS if scheduler_config.async_scheduling else SYNC_CLASS
+
+
+def _refuse_another_class(chosen: object, source: str) -> None:
+    if chosen is not None and not _is_ours(chosen):
+        raise ConfigError(
+            source,
+            _name(chosen),
+            f"none, or {SYNC_CLASS} or {ASYNC_CLASS}, while {SECTION}.enabled is true",
+        )
+
+
+def _name(chosen: object) -> str:
+    if isinstance(chosen, type):
+        return f"{chosen.__module__}.{chosen.__qualname__}"
+    return str(chosen)
+
+
+def _is_ours(chosen: object) -> bool:
+    return _name(chosen).startswith("batchjob_scheduler.")
+
+
+def _has_the_same_purpose(chosen: object) -> bool:
+    """vllm-ascend selects a scheduler of its own for the same section; ours takes its place."""
+    return _name(chosen).rpartition(".")[2] in (
+        SYNC_CLASS.rpartition(".")[2],
+        ASYNC_CLASS.rpartition(".")[2],
+    )
+
+
+def _explain_refusals() -> None:
+    """Let a request that can never fit end with its reason.
+
+    The front end turns the engine's error into "Internal server error"; the numbers are in the
+    stop reason, so they are raised from there before it looks.
+    """
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    original = AsyncLLM.generate
+    if hasattr(original, _MARK):
+        return
+
+    @wraps(original)
+    async def generate(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        async for output in original(self, *args, **kwargs):
+            for completion in output.outputs:
+                if completion.finish_reason == "error" and isinstance(completion.stop_reason, str):
+                    raise ValueError(completion.stop_reason)
+            yield output
+
+    setattr(generate, _MARK, True)
+    AsyncLLM.generate = generate  # type: ignore[method-assign,unused-ignore]

@@ -1,0 +1,383 @@
+"""The waiting queue: which request is admitted next (rules O, Q, P).
+
+:class:`BatchJobQueue` has the methods of vLLM's ``RequestQueue`` and no import of vLLM. Inside it,
+requests lie in one level per priority; a level holds the preempted requests in the order of their
+preemption, the probes in the order of arrival, and for each job its requests sorted by need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from sortedcontainers import SortedDict, SortedList
+
+from batchjob_scheduler.config import BatchJobConfig
+from batchjob_scheduler.engine_view import EngineView, Request
+from batchjob_scheduler.estimator import remaining_tokens
+from batchjob_scheduler.jobs import DEFAULT_JOB, PROBES_PER_JOB, Job, JobTable, job_name
+from batchjob_scheduler.reservation import PredictedPeak, blocks_for, budget_blocks
+
+
+class _Entry:
+    """A live request with what the queue remembers of it until its end is reported."""
+
+    __slots__ = (
+        "arrival",
+        "counted_as_started",
+        "ends_before_preemption",
+        "job_name",
+        "need_tokens",
+        "num_preemptions",
+        "ordinal",
+        "preempted_at",
+        "priority",
+        "request",
+        "started",
+        "waiting",
+    )
+
+    def __init__(self, request: Request, job: str, arrival: int, priority: int, ordinal: int) -> None:
+        self.request = request
+        self.job_name = job
+        self.arrival = arrival
+        self.priority = priority
+        self.ordinal = ordinal
+        self.need_tokens = 0
+        self.num_preemptions = 0
+        self.preempted_at: int | None = None
+        self.ends_before_preemption: int | None = None
+        self.started = False
+        self.counted_as_started = False
+        self.waiting = False
+
+    @property
+    def sort_key(self) -> tuple[int, int]:
+        """By need; of equal needs the earliest arrival sorts last, as it is taken from the end."""
+        return (self.need_tokens, -self.arrival)
+
+
+class _Level:
+    """The waiting requests of one priority."""
+
+    __slots__ = ("by_job", "preempted", "probes")
+
+    def __init__(self) -> None:
+        self.preempted: SortedDict[int, _Entry] = SortedDict()
+        self.probes: SortedDict[int, _Entry] = SortedDict()
+        self.by_job: dict[str, SortedList[tuple[int, int, _Entry]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.preempted or self.by_job)
+
+    def insert(self, entry: _Entry, job: Job) -> None:
+        if entry.preempted_at is not None:
+            self.preempted[entry.preempted_at] = entry
+            return
+        if entry.ordinal < PROBES_PER_JOB:
+            self.probes[entry.arrival] = entry
+        self.by_job.setdefault(job.name, SortedList()).add((*entry.sort_key, entry))
+
+    def discard(self, entry: _Entry, job: Job) -> None:
+        if entry.preempted_at is not None:
+            self.preempted.pop(entry.preempted_at, None)
+            return
+        self.probes.pop(entry.arrival, None)
+        of_job = self.by_job.get(job.name)
+        if of_job is not None:
+            of_job.discard((*entry.sort_key, entry))
+            if not of_job:
+                del self.by_job[job.name]
+
+
+class BatchJobQueue:
+    """A waiting queue that knows jobs, for one engine.
+
+    The engine adds, peeks, pops, prepends and removes as it does with its own queues. Besides, the
+    scheduler reports each request that is over with :meth:`end`, and ends those that
+    :meth:`unservable` names. ``bool(queue)`` says whether a request may be admitted now, ``len``
+    how many wait.
+    """
+
+    def __init__(self, config: BatchJobConfig, engine: EngineView, *, priority_policy: bool = False) -> None:
+        self.jobs = JobTable(config.max_jobs, config.ewma_alpha)
+        self._config = config
+        self._engine = engine
+        self._priority_policy = priority_policy
+        self._levels: SortedDict[int, _Level] = SortedDict()
+        self._entries: dict[str, _Entry] = {}
+        self._displaced: dict[str, set[_Entry]] = {}
+        self._too_large: dict[str, _Entry] = {}
+        self._offered: _Entry | None = None
+        self._waiting = 0
+        self._arrivals = 0
+        self._preemptions = 0
+        self._ends = 0
+
+    # --- what the engine calls --------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._waiting
+
+    def __bool__(self) -> bool:
+        return self._choose() is not None
+
+    def __iter__(self) -> Iterator[Request]:
+        """All that wait, in order, whether they fit or not."""
+        for level in self._levels.values():
+            probes = [entry for entry in level.probes.values() if self._is_probe(entry)]
+            for entry in (*level.preempted.values(), *probes):
+                yield entry.request
+            for of_job in self._jobs_in_order(level, budget_blocks(self._engine, self._config)):
+                for _, _, entry in reversed(of_job):
+                    if entry not in probes:
+                        yield entry.request
+        for entry in self._too_large.values():
+            yield entry.request
+
+    def peek_request(self) -> Request:
+        """The request to admit next.
+
+        Raises:
+            IndexError: if none may be admitted now; ask ``bool(queue)`` first.
+        """
+        self._offered = self._choose()
+        if self._offered is None:
+            raise IndexError(f"no request may be admitted now, {len(self)} wait")
+        return self._offered.request
+
+    def pop_request(self) -> Request:
+        """Take the request that was peeked at last, or the next one if that is gone.
+
+        Raises:
+            IndexError: if none may be admitted now.
+        """
+        entry = self._offered or self._choose()
+        if entry is None:
+            raise IndexError(f"no request may be admitted now, {len(self)} wait")
+        self._take_out(entry)
+        self._count_started(entry)
+        return entry.request
+
+    def add_request(self, request: Request) -> None:
+        """A request arrives, or a session that was served goes on with its next turn."""
+        entry = self._known(request)
+        if not entry.waiting:
+            entry.preempted_at = None
+            self._put_in(entry)
+
+    def prepend_request(self, request: Request) -> None:
+        """A request comes back: preempted, or taken and not started."""
+        entry = self._known(request)
+        if entry.waiting:
+            return
+        if request.num_preemptions > entry.num_preemptions:
+            self._note_preemption(entry)
+        else:
+            self._uncount_started(entry)
+        self._put_in(entry)
+
+    def prepend_requests(self, requests: Iterable[Request]) -> None:
+        """Several come back; their places follow from the rules, not from the order given here."""
+        for request in list(requests):
+            self.prepend_request(request)
+
+    def remove_request(self, request: Request) -> None:
+        """Take a request off the queue; what is not there changes nothing."""
+        entry = self._entries.get(request.request_id)
+        if entry is not None and entry.waiting and entry.request is request:
+            self._take_out(entry)
+
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        """Take several requests off the queue."""
+        for request in list(requests):
+            self.remove_request(request)
+
+    # --- what the scheduler reports ---------------------------------------------------------------
+
+    def end(self, request_id: str, *, by_itself: bool) -> None:
+        """A request is over; it is observed if it ended by itself (E3). Unknown ones are ignored."""
+        entry = self._entries.get(request_id)
+        if entry is not None:
+            if by_itself:
+                self.jobs.observe(entry.job_name, entry.request.num_output_tokens)
+            self._end(entry)
+
+    def unservable(self) -> list[Request]:
+        """The waiting requests that even the empty pool cannot hold (P2)."""
+        size, usable = self._engine.block_size, self._engine.usable_blocks
+        return [entry.request for entry in self._too_large.values()] + [
+            entry.request
+            for level in self._levels.values()
+            for entry in level.preempted.values()
+            if blocks_for(entry.request.num_tokens, size) > usable
+        ]
+
+    def live_request(self, request_id: str) -> Request | None:
+        """The request of that ID, if its end was not reported yet."""
+        entry = self._entries.get(request_id)
+        return None if entry is None else entry.request
+
+    def job_of(self, request_id: str) -> Job | None:
+        """The job under which a live request is scheduled."""
+        entry = self._entries.get(request_id)
+        return None if entry is None else self.jobs.placed(entry.job_name)
+
+    # --- the choice -------------------------------------------------------------------------------
+
+    def _choose(self) -> _Entry | None:
+        if not self._waiting:
+            return None
+        budget = budget_blocks(self._engine, self._config)
+        limits = [budget]
+        if not self._engine.running():
+            # Nothing needs the reserve then, and an idle engine must not wait for a margin (P1).
+            limits += [self._engine.free_blocks(), self._engine.usable_blocks]
+        for limit in limits:
+            for level in self._levels.values():
+                entry = self._first_that_fits(level, limit * self._engine.block_size, budget)
+                if entry is not None:
+                    return entry
+        return None
+
+    def _first_that_fits(self, level: _Level, limit_tokens: int, budget: int) -> _Entry | None:
+        for entry in level.preempted.values():
+            need = entry.request.num_tokens - entry.request.num_computed_tokens
+            if need <= limit_tokens and not self._is_held_back(entry):
+                return entry
+        for entry in level.probes.values():
+            if entry.need_tokens <= limit_tokens and self._is_probe(entry):
+                return entry
+        for of_job in self._jobs_in_order(level, budget):
+            if of_job[0][0] <= limit_tokens:
+                longest = of_job.bisect_left((limit_tokens + 1,)) - 1
+                return of_job[longest][2]
+        return None
+
+    def _jobs_in_order(self, level: _Level, budget: int) -> Iterator[SortedList[tuple[int, int, _Entry]]]:
+        free_tokens = budget * self._engine.block_size
+        long_first = free_tokens > self._config.low_available_tokens_threshold
+        threshold = self._config.short_decode_token_threshold
+        for job in self.jobs.longest_first(threshold, long_first=long_first):
+            of_job = level.by_job.get(job.name)
+            if of_job is not None:
+                yield of_job
+
+    def _is_probe(self, entry: _Entry) -> bool:
+        return self.jobs.placed(entry.job_name).is_probing
+
+    def _is_held_back(self, entry: _Entry) -> bool:
+        """Whether it was just preempted and the predicted peak has no room for it (P4)."""
+        running = self._engine.running()
+        if entry.ends_before_preemption != self._ends or not running:
+            return False
+        peak = PredictedPeak(self._held_and_remaining(request) for request in running)
+        room = self._engine.usable_blocks * self._engine.block_size
+        return peak.with_candidate(*self._held_and_remaining(entry.request)) > room
+
+    def _held_and_remaining(self, request: Request) -> tuple[int, int]:
+        size = self._engine.block_size
+        entry = self._entries.get(request.request_id)
+        job = self.jobs.placed(entry.job_name) if entry is not None else None
+        remaining = request.max_tokens - request.num_output_tokens
+        if job is not None:
+            remaining = remaining_tokens(
+                job.estimator.predicted_tokens,
+                request.num_output_tokens,
+                getattr(request.sampling_params, "min_tokens", 0) or 0,
+                request.max_tokens,
+            )
+        return blocks_for(request.num_tokens, size) * size, remaining
+
+    # --- bookkeeping ------------------------------------------------------------------------------
+
+    def _known(self, request: Request) -> _Entry:
+        entry = self._entries.get(request.request_id)
+        if entry is not None and entry.request is not request:
+            # The ID is used again, so the end of the former request was not reported.
+            self._end(entry)
+            entry = None
+        return self._new_entry(request) if entry is None else entry
+
+    def _new_entry(self, request: Request) -> _Entry:
+        name = job_name(request)
+        job = self.jobs.arrive(name)
+        priority = request.priority if self._priority_policy else 0
+        entry = _Entry(request, name, self._arrivals, priority, job.arrived)
+        self._arrivals += 1
+        job.arrived += 1
+        self._entries[request.request_id] = entry
+        if self.jobs.is_displaced(name):
+            self._displaced.setdefault(name, set()).add(entry)
+        return entry
+
+    def _put_in(self, entry: _Entry) -> None:
+        request = entry.request
+        entry.waiting = True
+        entry.need_tokens = request.num_tokens - request.num_computed_tokens
+        self._waiting += 1
+        needed_blocks = blocks_for(request.num_tokens, self._engine.block_size)
+        if entry.preempted_at is None and needed_blocks > self._engine.usable_blocks:
+            self._too_large[request.request_id] = entry
+            return
+        level = self._levels.get(entry.priority)
+        if level is None:
+            level = self._levels[entry.priority] = _Level()
+        level.insert(entry, self.jobs.placed(entry.job_name))
+
+    def _take_out(self, entry: _Entry) -> None:
+        if self._offered is entry:
+            self._offered = None
+        entry.waiting = False
+        self._waiting -= 1
+        if self._too_large.pop(entry.request.request_id, None) is not None:
+            return
+        level = self._levels[entry.priority]
+        level.discard(entry, self.jobs.placed(entry.job_name))
+        if not level:
+            del self._levels[entry.priority]
+
+    def _note_preemption(self, entry: _Entry) -> None:
+        entry.num_preemptions = entry.request.num_preemptions
+        entry.preempted_at = self._preemptions
+        entry.ends_before_preemption = self._ends
+        self._preemptions += 1
+        self.jobs.placed(entry.job_name).preemptions += 1
+
+    def _count_started(self, entry: _Entry) -> None:
+        entry.counted_as_started = not entry.started
+        if not entry.started:
+            entry.started = True
+            self.jobs.placed(entry.job_name).started += 1
+
+    def _uncount_started(self, entry: _Entry) -> None:
+        if entry.counted_as_started:
+            entry.started = entry.counted_as_started = False
+            job = self.jobs.placed(entry.job_name)
+            job.started = max(0, job.started - 1)
+
+    def _end(self, entry: _Entry) -> None:
+        if entry.waiting:
+            self._take_out(entry)
+        del self._entries[entry.request.request_id]
+        self.jobs.placed(entry.job_name).finished += 1
+        displaced = self._displaced.get(entry.job_name)
+        if displaced is not None:
+            displaced.discard(entry)
+            if not displaced:
+                del self._displaced[entry.job_name]
+        self._ends += 1
+        for name in self.jobs.leave(entry.job_name):
+            self._move_in(name)
+
+    def _move_in(self, name: str) -> None:
+        """A displaced job got its place: its requests count as its first ones, in their order."""
+        job, shared = self.jobs.placed(name), self.jobs.placed(DEFAULT_JOB)
+        for entry in sorted(self._displaced.pop(name, ()), key=lambda entry: entry.arrival):
+            in_level = entry.waiting and entry.request.request_id not in self._too_large
+            if in_level:
+                self._levels[entry.priority].discard(entry, shared)
+            entry.ordinal = job.arrived
+            job.arrived += 1
+            job.started += entry.started
+            if in_level:
+                self._levels[entry.priority].insert(entry, job)

@@ -1,0 +1,189 @@
+"""The scheduler classes that run inside vLLM.
+
+They replace the waiting queue of vLLM's own scheduler and leave its ``schedule()`` as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+from vllm.logger import init_logger
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.request import Request, RequestStatus
+
+from batchjob_scheduler.config import settings_of
+from batchjob_scheduler.queue import BatchJobQueue
+from batchjob_scheduler.report import Report
+from batchjob_scheduler.reservation import blocks_for
+
+# vLLM configures the logger "vllm" and those below it.
+logger = init_logger("vllm.batchjob")
+
+REPORT_VARIABLE: Final = "BATCHJOB_REPORT"
+"""Names a file: whenever the engine runs out of work, the report is written there as JSON."""
+
+_SECONDS_BETWEEN_REPORTS: Final = 10.0
+
+_ENDED_BY_ITSELF: Final = frozenset(
+    {
+        RequestStatus.FINISHED_STOPPED,
+        RequestStatus.FINISHED_LENGTH_CAPPED,
+        RequestStatus.FINISHED_REPETITION,
+    }
+)
+
+RequestQueue.register(BatchJobQueue)
+
+
+class _EngineView:
+    """The scheduler that we are part of, as the queue sees it."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._block_pool = scheduler.kv_cache_manager.block_pool
+        self.block_size: int = scheduler.block_size
+        # vLLM keeps one null block for itself.
+        self.usable_blocks: int = self._block_pool.num_gpu_blocks - 1
+        self.step_tokens: int = scheduler.max_num_scheduled_tokens
+        self.lookahead_tokens: int = scheduler.num_lookahead_tokens
+
+    def free_blocks(self) -> int:
+        free: int = self._block_pool.get_num_free_blocks()
+        return free
+
+    def running(self) -> Sequence[Request]:
+        running: Sequence[Request] = self._scheduler.running
+        return running
+
+
+if TYPE_CHECKING:
+    _Base = Scheduler
+else:
+    _Base = object
+
+
+class _BatchJobAware(_Base):
+    """What both scheduler classes add to vLLM's."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        config = settings_of(self.vllm_config.additional_config)
+        self._engine_view = _EngineView(self)
+        self._queue = BatchJobQueue(
+            config,
+            self._engine_view,
+            priority_policy=self.scheduler_config.policy == "priority",
+        )
+        self.waiting = cast("RequestQueue", self._queue)
+        self._steps = 0
+        self._last_report_seconds: float | None = None
+        self._unreported_ends = 0
+        logger.info("Batch-job-aware scheduler is on (%s): %s", type(self).__name__, config)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """One step of vLLM's scheduler, over a queue that knows what has ended since the last."""
+        self._settle_ended_requests()
+        output = super().schedule(*args, **kwargs)
+        self._count_step(output.num_scheduled_tokens)
+        return output
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> dict[int, EngineCoreOutputs]:
+        """Take in what the model computed; end what can never be served (P2)."""
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(*args, **kwargs)
+        for request in self._queue.unservable():
+            self._fail(cast("Request", request), outputs)
+        self._settle_ended_requests()
+        if self._unreported_ends and not self.has_unfinished_requests():
+            self._report()
+        return outputs
+
+    def shutdown(self) -> None:
+        """Report what was not reported yet, and let the engine shut down."""
+        self._last_report_seconds = None
+        if self._unreported_ends:
+            self._report()
+        super().shutdown()
+
+    def _settle_ended_requests(self) -> None:
+        for request_id in self.finished_req_ids:
+            request = self._queue.live_request(request_id)
+            if request is not None:
+                self._queue.end(request_id, by_itself=_has_ended_by_itself(request))
+                self._unreported_ends += 1
+
+    def _count_step(self, num_scheduled_tokens: dict[str, int]) -> None:
+        if num_scheduled_tokens:
+            self._steps += 1
+            for job in {self._queue.job_of(request_id) for request_id in num_scheduled_tokens}:
+                if job is not None:
+                    job.steps += 1
+
+    def _fail(self, request: Request, outputs: dict[int, EngineCoreOutputs]) -> None:
+        view = self._engine_view
+        reason = (
+            f"request {request.request_id} needs {blocks_for(request.num_tokens, view.block_size)} "
+            f"KV cache blocks for its {request.num_tokens} tokens, "
+            f"the whole pool has {view.usable_blocks} of {view.block_size} tokens"
+        )
+        logger.error("%s: it is ended with an error, the others go on.", reason)
+        self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
+        of_client = outputs.setdefault(request.client_index, EngineCoreOutputs())
+        of_client.outputs.append(
+            EngineCoreOutput(
+                request_id=request.request_id,
+                new_token_ids=[],
+                finish_reason=FinishReason.ERROR,
+                stop_reason=reason,
+                # The front end of a pooling model takes any end for an answer with a tensor.
+                pooling_output=torch.empty(0) if request.pooling_params else None,
+                events=request.take_events(),
+                trace_headers=request.trace_headers,
+            )
+        )
+
+    def _report(self) -> None:
+        report = Report.of(self._queue.jobs, steps=self._steps, forgotten_jobs=self._queue.jobs.forgotten)
+        now = time.monotonic()
+        last = self._last_report_seconds
+        if last is None or now - last >= _SECONDS_BETWEEN_REPORTS:
+            self._last_report_seconds = now
+            self._unreported_ends = 0
+            for line in report.log_lines():
+                logger.info("%s", line)
+        path = os.environ.get(REPORT_VARIABLE)
+        if path:
+            try:
+                report.write(self._report_path(path))
+            except OSError as error:
+                logger.warning("%s=%s cannot be written: %s", REPORT_VARIABLE, path, error)
+
+    def _report_path(self, path: str) -> Path:
+        # Each rank of a data-parallel engine has a scheduler of its own.
+        parallel = self.vllm_config.parallel_config
+        if parallel.data_parallel_size > 1:
+            path = f"{path}.{parallel.data_parallel_rank}"
+        return Path(path)
+
+
+def _has_ended_by_itself(request: Any) -> bool:
+    if request.status in _ENDED_BY_ITSELF:
+        return True
+    # Stop strings are found by the front end, which then aborts the request here.
+    stop = getattr(request.sampling_params, "stop", None)
+    return bool(request.status == RequestStatus.FINISHED_ABORTED and stop and request.num_output_tokens)
+
+
+class BatchJobAwareScheduler(_BatchJobAware, Scheduler):
+    """vLLM's scheduler over a waiting queue that knows batch jobs."""
+
+
+class BatchJobAwareAsyncScheduler(_BatchJobAware, AsyncScheduler):
+    """The same for async scheduling, which vLLM turns off under any other class."""

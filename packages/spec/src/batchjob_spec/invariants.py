@@ -1,0 +1,98 @@
+"""What holds of every state, as predicates named by what they say."""
+
+from __future__ import annotations
+
+from batchjob_spec import jobs, queue
+from batchjob_spec.queue import Request, State
+
+
+def every_request_is_there_once(state: State) -> bool:
+    """Q1: no request is in the system twice."""
+    names = [member.request.request_id for member in state.members]
+    return len(names) == len(set(names))
+
+
+def the_budget_is_within_the_free_blocks(state: State) -> bool:
+    """V3: what may be handed out is never negative and never more than what is free."""
+    pool = state.pool
+    return 0 <= queue.budget_tokens(state) <= pool.free_blocks * pool.block_size
+
+
+def the_reserve_is_within_its_limit(state: State) -> bool:
+    """V2: the reserve never exceeds ``reserve_max_blocks``."""
+    return 0 <= queue.reserved_blocks(state) <= state.settings.reserve_max_blocks
+
+
+def what_is_offered_waits(state: State, offered: Request | None) -> bool:
+    """Q2: only a request that is in the queue is offered."""
+    return offered is None or any(member.request == offered for member in state.waiting)
+
+
+def what_is_offered_fits(state: State, offered: Request | None) -> bool:
+    """V4 and P1: what is offered fits the budget, or nothing runs and it fits the empty pool."""
+    if offered is None:
+        return True
+    pool = state.pool
+    need = offered.known_tokens - offered.computed_tokens
+    limit = queue.budget_tokens(state) if state.running else pool.usable_blocks * pool.block_size
+    return -(-need // pool.block_size) * pool.block_size <= limit
+
+
+def nothing_that_fits_waits_behind_what_does_not(state: State, offered: Request | None) -> bool:
+    """O6: if anything is admissible, something is offered."""
+    return offered is not None or not queue.admissible(state, queue.budget_tokens(state))
+
+
+def an_idle_engine_is_offered_what_fits_the_empty_pool(state: State, offered: Request | None) -> bool:
+    """P1: if nothing runs and something fits the empty pool, one is offered."""
+    serveable = [m for m in state.waiting if not queue.can_never_fit(m, state.pool)]
+    return bool(state.running) or not serveable or offered is not None
+
+
+def the_order_is_total(state: State) -> bool:
+    """Q5: no two waiting requests have the same place in the order."""
+    keys = [queue.order_key(state, member) for member in state.waiting]
+    return len(keys) == len(set(keys))
+
+
+def jobs_stay_within_their_number(state: State) -> bool:
+    """J4: at most ``max_jobs`` jobs are tracked beside the default one."""
+    named = sum(job.name != jobs.DEFAULT_JOB for job in state.jobs.tracked)
+    if state.jobs.max_jobs:
+        return named <= state.jobs.max_jobs
+    live = {member.request.job for member in state.members}
+    return len(jobs.idle_jobs(state.jobs, live)) <= jobs.MAX_IDLE_JOBS
+
+
+def a_job_is_displaced_only_while_every_place_is_live(state: State) -> bool:
+    """J4: while a name waits for a place, no tracked job is idle and none is free."""
+    live = {member.request.job for member in state.members}
+    idle = jobs.idle_jobs(state.jobs, live)
+    return not state.jobs.displaced or not (idle or jobs.has_free_place(state.jobs))
+
+
+STATE_INVARIANTS = (
+    every_request_is_there_once,
+    the_budget_is_within_the_free_blocks,
+    the_reserve_is_within_its_limit,
+    the_order_is_total,
+    jobs_stay_within_their_number,
+    a_job_is_displaced_only_while_every_place_is_live,
+)
+"""Hold of a state by itself."""
+
+OFFER_INVARIANTS = (
+    what_is_offered_waits,
+    what_is_offered_fits,
+    nothing_that_fits_waits_behind_what_does_not,
+    an_idle_engine_is_offered_what_fits_the_empty_pool,
+)
+"""Hold of a state and of what is offered in it."""
+
+
+def broken(state: State) -> list[str]:
+    """The names of the invariants that do not hold of ``state`` and of what is offered in it."""
+    offered = queue.offer(state)
+    return [rule.__name__ for rule in STATE_INVARIANTS if not rule(state)] + [
+        rule.__name__ for rule in OFFER_INVARIANTS if not rule(state, offered)
+    ]

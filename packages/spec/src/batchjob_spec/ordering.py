@@ -1,0 +1,81 @@
+"""Rules O0 to O5: the order in which waiting requests are preferred.
+
+The order is a tuple to sort by, least first. Whether a request fits is no part of it: what does not
+fit is left out before the order is looked at (O6).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+PROBES_PER_JOB = 3
+"""O2: how many requests of a job run early, so that its decode length is known soon."""
+
+OrderKey = tuple[int, ...]
+
+
+class Tier(IntEnum):
+    """O1 and O2: preempted requests come first, then probes, then the rest."""
+
+    PREEMPTED = 0
+    PROBE = 1
+    REGULAR = 2
+
+
+def is_probe(ordinal: int, observations: int, started: int) -> bool:
+    """O2: one of a job's first requests, of a job of which little was observed and little has started.
+
+    ``ordinal`` counts the requests of the job as they arrive, from 0.
+
+    >>> is_probe(2, 0, 0), is_probe(3, 0, 0), is_probe(0, 3, 0), is_probe(0, 0, 3)
+    (True, False, False, False)
+
+    pre: ordinal >= 0
+    pre: observations >= 0
+    pre: started >= 0
+    post: __return__ != (ordinal >= 3 or observations >= 3 or started >= 3)
+    """
+    return ordinal < PROBES_PER_JOB and observations < PROBES_PER_JOB and started < PROBES_PER_JOB
+
+
+def is_short(predicted: int, short_decode_token_threshold: int) -> bool:
+    """O3: a job is short if its predicted decode length is at most the threshold.
+
+    post: __return__ != (predicted > short_decode_token_threshold)
+    """
+    return predicted <= short_decode_token_threshold
+
+
+def class_rank(short: bool, budget: int, low_available_tokens_threshold: int) -> int:
+    """O4: long jobs first while more than the threshold is free, else short jobs first.
+
+    >>> class_rank(False, 5000, 4096), class_rank(True, 5000, 4096), class_rank(True, 4096, 4096)
+    (0, 1, 0)
+
+    pre: budget >= 0
+    post: __return__ in (0, 1)
+    post: __return__ == 0 or short == (budget > low_available_tokens_threshold)
+    """
+    long_first = budget > low_available_tokens_threshold
+    return int(short == long_first)
+
+
+def preempted_key(priority: int, preempted_at: int) -> OrderKey:
+    """O0 and O1: among preempted requests of one priority the one preempted first."""
+    return (priority, Tier.PREEMPTED, preempted_at)
+
+
+def probe_key(priority: int, arrival: int) -> OrderKey:
+    """O0 and O2: among probes of one priority the one that arrived first."""
+    return (priority, Tier.PROBE, arrival)
+
+
+def regular_key(
+    priority: int, rank: int, predicted: int, job_appeared: int, need: int, arrival: int
+) -> OrderKey:
+    """O0, O4 and O5: the class of the job, its prediction, the job; inside it the need, then arrival.
+
+    >>> regular_key(0, 0, 500, 1, 40, 7) < regular_key(0, 0, 400, 0, 90, 2)
+    True
+    """
+    return (priority, Tier.REGULAR, rank, -predicted, job_appeared, -need, arrival)

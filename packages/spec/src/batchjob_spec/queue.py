@@ -1,0 +1,387 @@
+"""The waiting queue as a value: its state, the events that change it, and ``offer``.
+
+``offer`` says which waiting request is next; everything else here is bookkeeping that a reader can
+skip at first. It is written to be read, not to be fast: each call looks at every request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from batchjob_spec import estimator, jobs, ordering, reservation
+from batchjob_spec.blocks import blocks_for
+from batchjob_spec.errors import DuplicateRequestError, WrongPhaseError
+from batchjob_spec.jobs import Job, JobTable
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The documented configuration keys, with the documented defaults."""
+
+    max_jobs: int = 20
+    reserve_margin_blocks: int = 2
+    reserve_max_blocks: int = 8
+    low_available_tokens_threshold: int = 4096
+    short_decode_token_threshold: int = 32
+    ewma_alpha: float = estimator.DEFAULT_ALPHA
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The KV cache: ``usable_blocks`` of ``block_size`` tokens, of which ``free_blocks`` are free.
+
+    A step computes at most ``step_tokens`` tokens of a request; ``lookahead_tokens`` are the slots
+    that speculative decoding asks for on top.
+    """
+
+    usable_blocks: int
+    free_blocks: int
+    block_size: int = 16
+    step_tokens: int = 8192
+    lookahead_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request: what it names, what it asks for and how far it is, in tokens."""
+
+    request_id: str
+    job: str
+    prompt_tokens: int
+    max_tokens: int
+    min_tokens: int = 0
+    priority: int = 0
+    output_tokens: int = 0
+    computed_tokens: int = 0
+
+    @property
+    def known_tokens(self) -> int:
+        """Prompt and output so far."""
+        return self.prompt_tokens + self.output_tokens
+
+
+class Phase(Enum):
+    """Where a request is; one that has ended is nowhere."""
+
+    WAITING = "waiting"
+    TAKEN = "taken"  # the engine took it to start it, or has just stopped running it
+    RUNNING = "running"
+    WITHDRAWN = "withdrawn"  # taken off the queue, its end not yet reported
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A request in the system with what the queue remembers of it.
+
+    ``arrival`` counts all requests, ``ordinal`` those of its job, as they arrive. ``started`` says
+    that the engine has taken it before. ``preempted_at``
+    is set while it waits after a preemption; ``held_back`` until a request ends after that (P4).
+    """
+
+    request: Request
+    arrival: int
+    ordinal: int
+    phase: Phase = Phase.WAITING
+    started: bool = False
+    preempted_at: int | None = None
+    held_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that a choice depends on. ``clock`` counts events, so that moments are ordered."""
+
+    pool: Pool
+    settings: Settings = field(default_factory=Settings)
+    priority_policy: bool = False
+    members: tuple[Member, ...] = ()
+    jobs: JobTable = field(default_factory=lambda: JobTable(Settings().max_jobs))
+    clock: int = 0
+
+    @property
+    def waiting(self) -> tuple[Member, ...]:
+        """Those in the queue, in order of arrival."""
+        return tuple(member for member in self.members if member.phase is Phase.WAITING)
+
+    @property
+    def running(self) -> tuple[Member, ...]:
+        """Those that the engine runs."""
+        return tuple(member for member in self.members if member.phase is Phase.RUNNING)
+
+    def find(self, request_id: str) -> Member | None:
+        """The member of that ID."""
+        return next((m for m in self.members if m.request.request_id == request_id), None)
+
+    def job_of(self, member: Member) -> Job:
+        """The job under which a member is scheduled (J4)."""
+        return self.jobs.placed(member.request.job)
+
+
+def start(pool: Pool, settings: Settings | None = None, priority_policy: bool = False) -> State:
+    """An empty queue over ``pool``."""
+    settings = settings or Settings()
+    return State(pool, settings, priority_policy, jobs=JobTable(settings.max_jobs))
+
+
+# --- the choice -----------------------------------------------------------------------------------
+
+
+def reserved_blocks(state: State) -> int:
+    """V1 and V2 over the running requests."""
+    pool = state.pool
+    needed = sum(
+        reservation.next_step_blocks(
+            member.request.computed_tokens,
+            member.request.known_tokens,
+            pool.step_tokens,
+            pool.lookahead_tokens,
+            pool.block_size,
+        )
+        for member in state.running
+    )
+    settings = state.settings
+    return reservation.reserve_blocks(needed, settings.reserve_margin_blocks, settings.reserve_max_blocks)
+
+
+def budget_tokens(state: State) -> int:
+    """V3: the tokens that new work may take now."""
+    pool = state.pool
+    return reservation.budget_tokens(pool.free_blocks, reserved_blocks(state), pool.block_size)
+
+
+def need_tokens(member: Member) -> int:
+    """V4: the tokens that a waiting member has to compute before it can decode."""
+    request = member.request
+    return reservation.need_tokens(request.prompt_tokens, request.output_tokens, request.computed_tokens)
+
+
+def can_never_fit(member: Member, pool: Pool) -> bool:
+    """P2: prompt and output so far are more than the whole pool holds."""
+    return blocks_for(member.request.known_tokens, pool.block_size) > pool.usable_blocks
+
+
+def remaining_tokens(state: State, member: Member) -> int:
+    """E4 and E5 for one request, under the estimate of its job."""
+    request = member.request
+    predicted = estimator.held_between(
+        estimator.predicted_tokens(state.job_of(member).estimate),
+        request.min_tokens,
+        request.max_tokens,
+    )
+    return estimator.remaining_tokens(predicted, request.output_tokens)
+
+
+def predicted_peak_tokens(state: State, candidate: Member) -> int:
+    """V5 for what runs and ``candidate``; what a member holds is counted in whole blocks."""
+    size = state.pool.block_size
+    return reservation.predicted_peak_tokens(
+        (blocks_for(member.request.known_tokens, size) * size, remaining_tokens(state, member))
+        for member in (*state.running, candidate)
+    )
+
+
+def is_held_back(state: State, member: Member) -> bool:
+    """P4: just preempted, others run, and the predicted peak has no room for it."""
+    if not member.held_back or not state.running:
+        return False
+    return predicted_peak_tokens(state, member) > state.pool.usable_blocks * state.pool.block_size
+
+
+def order_key(state: State, member: Member) -> ordering.OrderKey:
+    """O0 to O5: the place of a waiting member in the order, least first."""
+    request, job = member.request, state.job_of(member)
+    priority = request.priority if state.priority_policy else 0
+    if member.preempted_at is not None:
+        return ordering.preempted_key(priority, member.preempted_at)
+    if ordering.is_probe(member.ordinal, job.estimate.observations, job.started):
+        return ordering.probe_key(priority, member.arrival)
+    predicted = estimator.predicted_tokens(job.estimate)
+    rank = ordering.class_rank(
+        ordering.is_short(predicted, state.settings.short_decode_token_threshold),
+        budget_tokens(state),
+        state.settings.low_available_tokens_threshold,
+    )
+    need = need_tokens(member)
+    return ordering.regular_key(priority, rank, predicted, job.appeared, need, member.arrival)
+
+
+def budgets(state: State) -> tuple[int, ...]:
+    """The budgets to try in turn, in tokens: while requests run V3 alone.
+
+    P1: if nothing runs, nothing needs the reserve, so the free blocks and then the empty pool count.
+    """
+    pool = state.pool
+    if state.running:
+        return (budget_tokens(state),)
+    free, usable = pool.free_blocks * pool.block_size, pool.usable_blocks * pool.block_size
+    return (budget_tokens(state), free, usable)
+
+
+def admissible(state: State, budget: int) -> tuple[Member, ...]:
+    """The waiting members that may be offered within ``budget`` tokens (V4, P2, P4)."""
+    return tuple(
+        member
+        for member in state.waiting
+        if reservation.fits(need_tokens(member), budget, state.pool.block_size)
+        and not can_never_fit(member, state.pool)
+        and not is_held_back(state, member)
+    )
+
+
+def offer(state: State) -> Request | None:
+    """The waiting request to admit next, if any may be: of those that fit, the first in order (O6).
+
+    >>> state = start(Pool(usable_blocks=10, free_blocks=10))
+    >>> for name, prompt in [("a", 500), ("b", 40), ("c", 60)]:
+    ...     state = arrive(state, Request(name, "news", prompt, max_tokens=8))
+    >>> offer(state).request_id   # "a" can never fit, "b" is the first probe that does
+    'b'
+    """
+    for budget in budgets(state):
+        candidates = admissible(state, budget)
+        if candidates:
+            return min(candidates, key=lambda member: order_key(state, member)).request
+    return None
+
+
+def unservable(state: State) -> tuple[Request, ...]:
+    """P2: the waiting requests that can never fit, to be ended with an error."""
+    return tuple(m.request for m in state.waiting if can_never_fit(m, state.pool))
+
+
+# --- the events -----------------------------------------------------------------------------------
+
+
+def arrive(state: State, request: Request) -> State:
+    """A new request waits (Q1)."""
+    if state.find(request.request_id):
+        raise DuplicateRequestError(request.request_id)
+    live = {*_live_names(state), request.job}
+    table = jobs.track(state.jobs, request.job, live, state.clock)
+    job = table.placed(request.job)
+    member = Member(request, arrival=state.clock, ordinal=job.arrived)
+    table = table.with_job(replace(job, arrived=job.arrived + 1, last_used=state.clock))
+    return _tick(replace(state, members=(*state.members, member), jobs=table))
+
+
+def take(state: State, request_id: str) -> State:
+    """The engine takes a waiting request to start it; it counts as started from then on (O2)."""
+    member = _expect(state, request_id, Phase.WAITING)
+    taken = replace(member, phase=Phase.TAKEN, started=True, preempted_at=None, held_back=False)
+    state = _with_member(state, taken)
+    return _tick(state if member.started else _count_started(state, taken, 1))
+
+
+def put_back(state: State, former: Member) -> State:
+    """The engine could not start what it took: it waits again as ``former``, before it was taken."""
+    taken = _expect(state, former.request.request_id, Phase.TAKEN)
+    state = _with_member(state, replace(former, ordinal=taken.ordinal, request=taken.request))
+    return _tick(state if former.started else _count_started(state, former, -1))
+
+
+def run(state: State, requests: Iterable[Request]) -> State:
+    """The engine now runs exactly these of the requests that it took, each as far as it says."""
+    running = {request.request_id: request for request in requests}
+    members = []
+    for member in state.members:
+        if member.request.request_id in running:
+            _expect(state, member.request.request_id, Phase.TAKEN, Phase.RUNNING)
+            request = running[member.request.request_id]
+            member = replace(member, request=request, phase=Phase.RUNNING)
+        elif member.phase is Phase.RUNNING:
+            member = replace(member, phase=Phase.TAKEN)
+        members.append(member)
+    return _tick(replace(state, members=tuple(members)))
+
+
+def preempt(state: State, request_id: str) -> State:
+    """The engine throws a request out that ran: its KV cache is gone, its output is kept (O1, P4)."""
+    member = _expect(state, request_id, Phase.TAKEN, Phase.RUNNING)
+    waiting = replace(
+        member,
+        request=replace(member.request, computed_tokens=0),
+        phase=Phase.WAITING,
+        preempted_at=state.clock,
+        held_back=True,
+    )
+    return _tick(_with_member(state, waiting))
+
+
+def withdraw(state: State, request_id: str) -> State:
+    """A request is taken off the queue; what is not there changes nothing (Q3)."""
+    member = state.find(request_id)
+    if member is None or member.phase is not Phase.WAITING:
+        return state
+    return _tick(_with_member(state, replace(member, phase=Phase.WITHDRAWN)))
+
+
+def end(state: State, request_id: str, by_itself: bool) -> State:
+    """A request is over; its length is observed if it ended by itself (E3), and P4 is lifted."""
+    member = state.find(request_id)
+    if member is None:
+        return state
+    job = state.job_of(member)
+    if by_itself:
+        learnt = estimator.observe(job.estimate, member.request.output_tokens, state.settings.ewma_alpha)
+        job = replace(job, estimate=learnt)
+    table = state.jobs.with_job(replace(job, last_used=state.clock))
+    members = tuple(replace(other, held_back=False) for other in state.members if other is not member)
+    state = replace(state, members=members, jobs=table)
+    table, promoted = jobs.settle(table, _live_names(state), state.clock)
+    state = replace(state, jobs=table)
+    for name in promoted:
+        state = _move_in(state, name)
+    return _tick(state)
+
+
+def resize(state: State, free_blocks: int) -> State:
+    """The engine's pool has ``free_blocks`` free blocks now."""
+    return _tick(replace(state, pool=replace(state.pool, free_blocks=free_blocks)))
+
+
+# --- helpers --------------------------------------------------------------------------------------
+
+
+def _tick(state: State) -> State:
+    return replace(state, clock=state.clock + 1)
+
+
+def _live_names(state: State) -> set[str]:
+    return {member.request.job for member in state.members}
+
+
+def _with_member(state: State, member: Member) -> State:
+    name = member.request.request_id
+    members = tuple(member if old.request.request_id == name else old for old in state.members)
+    return replace(state, members=members)
+
+
+def _expect(state: State, request_id: str, *phases: Phase) -> Member:
+    member = state.find(request_id)
+    if member is None or member.phase not in phases:
+        observed = member.phase.value if member else None
+        raise WrongPhaseError(request_id, observed, " or ".join(phase.value for phase in phases))
+    return member
+
+
+def _count_started(state: State, member: Member, change: int) -> State:
+    job = state.job_of(member)
+    counted = replace(job, started=max(0, job.started + change))
+    return replace(state, jobs=state.jobs.with_job(counted))
+
+
+def _move_in(state: State, name: str) -> State:
+    """J4: the requests of a name that just got its place count as its first ones, in their order."""
+    members: list[Member] = []
+    ordinal = started = 0
+    for member in state.members:
+        if member.request.job == name:
+            if member.started:
+                started += 1
+            member = replace(member, ordinal=ordinal)
+            ordinal += 1
+        members.append(member)
+    job = replace(state.jobs.placed(name), arrived=ordinal, started=started)
+    return replace(state, members=tuple(members), jobs=state.jobs.with_job(job))

@@ -1,0 +1,127 @@
+"""Rules V1 to V5: which part of the KV cache is kept for what runs, and what fits beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from batchjob_spec.blocks import blocks_added, blocks_for
+
+
+def tokens_computed_next(computed_tokens: int, known_tokens: int, step_tokens: int) -> int:
+    """The tokens that one step computes of a request: what is left of them, within the step's limit.
+
+    pre: 0 <= computed_tokens <= known_tokens
+    pre: step_tokens >= 1
+    post: 0 <= __return__ <= step_tokens
+    post: computed_tokens + __return__ <= known_tokens
+    """
+    return min(known_tokens - computed_tokens, step_tokens)
+
+
+def next_step_blocks(
+    computed_tokens: int,
+    known_tokens: int,
+    step_tokens: int,
+    lookahead_tokens: int,
+    block_size: int,
+) -> int:
+    """V1: the blocks that a running request adds in the step after the current one.
+
+    The current step has its blocks already. It computes what the step's limit lets it; a request
+    whose prompt is then complete has sampled one more token, which the next step computes.
+    ``known_tokens`` is prompt and output, ``lookahead_tokens`` the slots that speculative decoding
+    asks for on top.
+
+    >>> next_step_blocks(31, 32, step_tokens=512, lookahead_tokens=0, block_size=16)
+    1
+    >>> next_step_blocks(32, 33, step_tokens=512, lookahead_tokens=0, block_size=16)
+    0
+    >>> next_step_blocks(0, 96, step_tokens=32, lookahead_tokens=0, block_size=16)
+    2
+
+    pre: 0 <= computed_tokens <= known_tokens
+    pre: step_tokens >= 1
+    pre: lookahead_tokens >= 0
+    pre: block_size >= 1
+    post: 0 <= __return__ <= step_tokens
+    """
+    computed_after = computed_tokens + tokens_computed_next(computed_tokens, known_tokens, step_tokens)
+    known_after = known_tokens + 1 if computed_after == known_tokens else known_tokens
+    next_tokens = tokens_computed_next(computed_after, known_after, step_tokens)
+    return blocks_added(computed_after + lookahead_tokens, next_tokens, block_size)
+
+
+def reserve_blocks(running_blocks: int, margin_blocks: int, max_blocks: int) -> int:
+    """V2: the blocks kept free for what runs: its need and a margin, up to a limit.
+
+    >>> reserve_blocks(3, 2, 8), reserve_blocks(40, 2, 8)
+    (5, 8)
+
+    pre: running_blocks >= 0
+    pre: margin_blocks >= 0
+    pre: max_blocks >= 0
+    post: 0 <= __return__ <= max_blocks
+    post: __return__ == running_blocks + margin_blocks or __return__ == max_blocks
+    """
+    return min(running_blocks + margin_blocks, max_blocks)
+
+
+def budget_tokens(free_blocks: int, reserved_blocks: int, block_size: int) -> int:
+    """V3: the tokens that new work may take: the free blocks less the reserve, never negative.
+
+    >>> budget_tokens(10, 8, 16), budget_tokens(3, 8, 16)
+    (32, 0)
+
+    pre: free_blocks >= 0
+    pre: reserved_blocks >= 0
+    pre: block_size >= 1
+    post: 0 <= __return__ <= free_blocks * block_size
+    """
+    return max(0, free_blocks - reserved_blocks) * block_size
+
+
+def need_tokens(prompt_tokens: int, output_tokens: int, computed_tokens: int) -> int:
+    """V4: what a waiting request has to compute before it can decode.
+
+    A preempted request computes its output so far a second time. ``computed_tokens`` is what is
+    known to be in the KV cache already.
+
+    pre: prompt_tokens >= 1
+    pre: output_tokens >= 0
+    pre: 0 <= computed_tokens <= prompt_tokens + output_tokens
+    post: 0 <= __return__ <= prompt_tokens + output_tokens
+    """
+    return prompt_tokens + output_tokens - computed_tokens
+
+
+def fits(need: int, budget: int, block_size: int) -> bool:
+    """V4: whether ``need`` tokens, counted in whole blocks, are within ``budget`` tokens.
+
+    >>> fits(32, 32, 16), fits(33, 47, 16)
+    (True, False)
+
+    pre: need >= 0
+    pre: budget >= 0
+    pre: block_size >= 1
+    post: not __return__ or need <= budget
+    """
+    return blocks_for(need, block_size) * block_size <= budget
+
+
+def predicted_peak_tokens(members: Iterable[tuple[int, int]]) -> int:
+    """V5: the most that the members are predicted to hold together before they have all ended.
+
+    A member is ``(held, remaining)`` in tokens. Sorted by remaining length, longest first, those
+    still there when the i-th ends hold ``sum(held of the first i) + i * remaining of the i-th``.
+
+    >>> predicted_peak_tokens([(100, 10), (50, 4)])   # 100 + 10 at the end, 150 + 2 * 4 before
+    158
+    >>> predicted_peak_tokens([])
+    0
+    """
+    peak = held_together = 0
+    ordered = sorted(members, key=lambda member: member[1], reverse=True)
+    for count, (held, remaining) in enumerate(ordered, start=1):
+        held_together += held
+        peak = max(peak, held_together + count * remaining)
+    return peak

@@ -1,0 +1,14 @@
+"""Stand-ins for the parts of vLLM that a waiting queue and a scheduler touch."""
+
+from batchjob_testkit.fakes.block_pool import FakeBlockPool
+from batchjob_testkit.fakes.engine import FakeEngine
+from batchjob_testkit.fakes.kv_cache_manager import FakeKVCacheManager
+from batchjob_testkit.fakes.request import FakeRequest, FakeSamplingParams
+
+__all__ = [
+    "FakeBlockPool",
+    "FakeEngine",
+    "FakeKVCacheManager",
+    "FakeRequest",
+    "FakeSamplingParams",
+]

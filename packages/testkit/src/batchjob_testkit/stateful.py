@@ -1,0 +1,228 @@
+"""A queue under test and the specification, side by side over the same random history.
+
+After every event both must hold the same requests and offer the same one. What is read is the fake
+engine's ledger, never the queue's own counters, so a wrong count cannot hide itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from batchjob_spec.queue import Settings
+from batchjob_testkit import strategies
+from batchjob_testkit.fakes import FakeEngine, FakeRequest
+from batchjob_testkit.queues import SpecQueue, WaitingQueue
+
+QueueFactory = Callable[[FakeEngine, Settings, bool], WaitingQueue]
+"""Makes an empty queue from an engine, the settings, and whether ``policy=priority`` holds."""
+
+
+class QueueLockstep(RuleBasedStateMachine):
+    """Subclass it with ``make_queue``, the factory of the queue under test."""
+
+    make_queue: QueueFactory
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[FakeRequest] = []
+        self.ended: list[FakeRequest] = []
+        self.arrivals = 0
+
+    @initialize(engine=strategies.engines(), settings=strategies.settings(), priority_policy=st.booleans())
+    def start(self, engine: FakeEngine, settings: Settings, priority_policy: bool) -> None:
+        """Both queues are empty, over the same engine."""
+        self.engine = engine
+        self.spec = SpecQueue(engine, settings, priority_policy=priority_policy)
+        self.queue = type(self).make_queue(engine, settings, priority_policy)
+
+    # --- events -----------------------------------------------------------------------------------
+
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def add(self, data: st.DataObject, count: int) -> None:
+        """Requests arrive."""
+        for _ in range(count):
+            request = data.draw(strategies.requests(f"r{self.arrivals}"))
+            self.arrivals += 1
+            self.waiting.append(request)
+            self._both("add_request", request)
+
+    @rule()
+    def peek(self) -> None:
+        """The engine looks at the next request and leaves it where it is."""
+        if self.spec:
+            self._compare("peek_request()", self.queue.peek_request(), self.spec.peek_request())
+
+    @rule(steps=st.integers(1, 6))
+    def admit(self, steps: int) -> None:
+        """The engine runs what is offered, until nothing is or it finds no room."""
+        for _ in range(steps):
+            if not self.spec:
+                return
+            request = self._take()
+            if not self.engine.start(request):
+                self._come_back([request])
+                return
+
+    @rule(count=st.integers(1, 4))
+    def skip(self, count: int) -> None:
+        """The engine takes requests that it cannot run in this step, and puts them all back."""
+        skipped: list[FakeRequest] = []
+        while self.spec and len(skipped) < count:
+            skipped.append(self._take())
+        if skipped:
+            self._come_back(skipped)
+
+    @precondition(lambda self: self.engine.running())
+    @rule(data=st.data())
+    def decode(self, data: st.DataObject) -> None:
+        """Some running requests compute a step."""
+        for request in self._draw_running(data):
+            self.engine.step(request)
+
+    @precondition(lambda self: self.engine.running())
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        """Running requests are thrown out."""
+        for request in self._draw_running(data):
+            self.engine.preempt(request)
+            self.waiting.append(request)
+            self._both("prepend_request", request)
+
+    @precondition(lambda self: self.engine.running())
+    @rule(data=st.data(), by_itself=st.booleans(), decoded=st.integers(0, 300))
+    def finish(self, data: st.DataObject, by_itself: bool, decoded: int) -> None:
+        """A running request stops, reaches its cap, is aborted or fails."""
+        request = data.draw(st.sampled_from(list(self.engine.running())))
+        if by_itself:
+            request.num_output_tokens = min(decoded, request.max_tokens)
+        self.engine.finish(request)
+        self._end(request, by_itself)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), peeked=st.booleans(), reported=st.booleans())
+    def remove(self, data: st.DataObject, peeked: bool, reported: bool) -> None:
+        """A waiting request is aborted, perhaps the one just looked at."""
+        request = data.draw(st.sampled_from(self.waiting))
+        if peeked and self.spec:
+            self._compare("peek_request()", self.queue.peek_request(), self.spec.peek_request())
+            request = self.spec.peek_request()
+        self.waiting.remove(request)
+        self._both("remove_requests", [request])
+        if reported:
+            self._end(request, by_itself=False)
+        else:
+            self.ended.append(request)
+        if self.spec:
+            self._come_back([self._take(peek_first=False)])
+
+    @rule(data=st.data())
+    def remove_absent(self, data: st.DataObject) -> None:
+        """What is not in the queue is removed from it."""
+        absent = data.draw(strategies.requests("absent"))
+        self._both("remove_requests", [absent, *self.engine.running(), *self.ended])
+        self._both("remove_request", absent)
+
+    @precondition(lambda self: self.ended)
+    @rule()
+    def report(self) -> None:
+        """The end of a request that was taken off the queue is reported."""
+        self._end(self.ended.pop(), by_itself=False)
+
+    @rule(num_blocks=st.integers(0, 24))
+    def resize(self, num_blocks: int) -> None:
+        """The pool shrinks or grows under the queue."""
+        self.engine.withhold(num_blocks)
+
+    # --- what must hold ---------------------------------------------------------------------------
+
+    @invariant()
+    def both_hold_the_same_requests(self) -> None:
+        """Q1 and Q4: everything that waits is there once, and is counted."""
+        if hasattr(self, "queue"):
+            names = sorted(request.request_id for request in self.waiting)
+            self._compare("len(queue)", len(self.queue), len(names))
+            self._compare("sorted(queue)", sorted(r.request_id for r in self.queue), names)
+
+    @invariant()
+    def both_offer_the_same_request(self) -> None:
+        """O1 to O6, V1 to V4, E, J4, P1, P4 and Q2: the same choice, from the state as it is now."""
+        if hasattr(self, "queue"):
+            self._compare("bool(queue)", bool(self.queue), bool(self.spec))
+            if self.spec:
+                self._compare("peek_request()", self.queue.peek_request(), self.spec.peek_request())
+
+    @invariant()
+    def both_wait_in_the_same_order(self) -> None:
+        """Q5: the whole order is the same, not only its beginning."""
+        if hasattr(self, "queue"):
+            self._compare(
+                "list(queue)",
+                [request.request_id for request in self.queue],
+                [request.request_id for request in self.spec],
+            )
+
+    @invariant()
+    def both_name_the_same_as_unservable(self) -> None:
+        """P2: the same requests can never fit."""
+        if hasattr(self, "queue"):
+            self._compare(
+                "unservable()",
+                sorted(request.request_id for request in self.queue.unservable()),
+                sorted(request.request_id for request in self.spec.unservable()),
+            )
+
+    def teardown(self) -> None:
+        """The engine's ledger is whole."""
+        if hasattr(self, "engine"):
+            self.engine.kv_cache_manager.check_integrity()
+
+    # --- helpers ----------------------------------------------------------------------------------
+
+    def _both(self, method: str, *args: Any) -> None:
+        for queue in (self.queue, self.spec):
+            getattr(queue, method)(*args)
+
+    def _take(self, *, peek_first: bool = True) -> FakeRequest:
+        if peek_first:
+            self._compare("peek_request()", self.queue.peek_request(), self.spec.peek_request())
+        taken, expected = self.queue.pop_request(), self.spec.pop_request()
+        self._compare("pop_request()", taken, expected)
+        self.waiting.remove(expected)
+        return expected
+
+    def _come_back(self, requests: list[FakeRequest]) -> None:
+        self.waiting += requests
+        if len(requests) == 1:
+            self._both("prepend_request", requests[0])
+        else:
+            self._both("prepend_requests", requests)
+
+    def _end(self, request: FakeRequest, by_itself: bool) -> None:
+        for queue in (self.queue, self.spec):
+            queue.end(request.request_id, by_itself=by_itself)
+
+    def _draw_running(self, data: st.DataObject) -> list[FakeRequest]:
+        running = list(self.engine.running())
+        return data.draw(st.lists(st.sampled_from(running), unique=True, max_size=4))
+
+    def _compare(self, what: str, observed: Any, expected: Any) -> None:
+        def name(value: Any) -> Any:
+            return value.request_id if isinstance(value, FakeRequest) else value
+
+        assert name(observed) == name(expected), (
+            f"{what} is {name(observed)!r}, the specification says {name(expected)!r}\n"
+            f"  free blocks: {self.engine.free_blocks()} of {self.engine.usable_blocks}, "
+            f"running: {[r.request_id for r in self.engine.running()]}\n"
+            f"  queue under test: {[r.request_id for r in self.queue]}\n"
+            f"  specification:    {[r.request_id for r in self.spec]}\n"
+            f"  state: {self.spec.state}"
+        )
+
+
+def lockstep(factory: QueueFactory) -> type[QueueLockstep]:
+    """The machine for one factory; give it to ``run_state_machine_as_test``."""
+    return type("QueueLockstepOfFactory", (QueueLockstep,), {"make_queue": staticmethod(factory)})
