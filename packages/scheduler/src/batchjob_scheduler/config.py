@@ -52,7 +52,7 @@ class BatchJobConfig(BaseModel):
         return ", ".join(f"{key}={value}" for key, value in self.model_dump(exclude={"enabled"}).items())
 
 
-def parse_section(section: object) -> BatchJobConfig:
+def parse_section(section: Mapping[str, Any]) -> BatchJobConfig:
     """The settings that a configuration section states.
 
     Raises:
@@ -63,19 +63,17 @@ def parse_section(section: object) -> BatchJobConfig:
         ...
     batchjob_scheduler.config.ConfigError: batch_job_sched_config.max_jobs: got -1, allowed: ...
     """
-    if not isinstance(section, Mapping):
-        raise ConfigError(SECTION, section, "an object of keys and values")
     try:
         return BatchJobConfig.model_validate(dict(section))
     except ValidationError as error:
         raise _explain(error) from None
 
 
-def find_section(additional_config: object) -> Any | None:
+def find_section(additional_config: object) -> Mapping[str, Any] | None:
     """The section within the engine's ``additional_config``, or None where there is none.
 
     Raises:
-        ConfigError: if it stands in both places, or under a name that is almost its own.
+        ConfigError: if it is no object, stands in both places, or has a name that is almost its own.
 
     >>> find_section({"scheduler_config": {"batch_job_sched_config": {"enabled": True}}})
     {'enabled': True}
@@ -88,13 +86,16 @@ def find_section(additional_config: object) -> Any | None:
     if SECTION not in additional_config:
         _refuse_near_miss(additional_config, PARENT, "additional_config")
     places = [place for place in (nested, additional_config) if isinstance(place, Mapping)]
-    found = [place[SECTION] for place in places if SECTION in place]
+    found: list[Any] = [place[SECTION] for place in places if SECTION in place]
     if len(found) > 1:
         raise ConfigError(SECTION, found[1], f"one place: under {PARENT} or directly in additional_config")
     if not found:
         for place in places:
             _refuse_near_miss(place, SECTION, "additional_config")
-    return found[0] if found else None
+        return None
+    if not isinstance(found[0], Mapping):
+        raise ConfigError(SECTION, found[0], "an object of keys and values")
+    return found[0]
 
 
 def requested(additional_config: object) -> BatchJobConfig | None:
@@ -106,7 +107,7 @@ def requested(additional_config: object) -> BatchJobConfig | None:
         ConfigError: if the section is wrong.
     """
     section = find_section(additional_config)
-    if section is None or (isinstance(section, Mapping) and section.get("enabled") is False):
+    if section is None or section.get("enabled") is False:
         return None
     config = parse_section(section)
     return config if config.enabled else None

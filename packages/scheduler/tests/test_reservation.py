@@ -1,0 +1,91 @@
+"""Rules V1 to V5 in production against the specification's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+import batchjob_spec.reservation as spec
+from batchjob_scheduler.config import BatchJobConfig
+from batchjob_scheduler.reservation import PredictedPeak, budget_blocks, next_step_blocks
+from batchjob_testkit.fakes import FakeRequest
+
+
+@dataclass
+class Engine:
+    block_size: int
+    step_tokens: int
+    lookahead_tokens: int
+    usable_blocks: int = 1000
+    free: int = 0
+    runs: list[FakeRequest] = field(default_factory=list)
+
+    def free_blocks(self):
+        return self.free
+
+    def running(self):
+        return self.runs
+
+
+engines = st.builds(Engine, st.integers(1, 128), st.integers(1, 600), st.integers(0, 9))
+
+
+@st.composite
+def running_requests(draw):
+    request = FakeRequest("r", draw(st.integers(1, 900)), 4096)
+    request.num_output_tokens = draw(st.integers(0, 200))
+    request.num_output_placeholders = draw(st.integers(0, 2))
+    known = request.num_tokens + request.num_output_placeholders
+    request.num_computed_tokens = draw(st.integers(0, known))
+    return request
+
+
+def expected_blocks(request, engine):
+    return spec.next_step_blocks(
+        request.num_computed_tokens,
+        request.num_tokens + request.num_output_placeholders,
+        engine.step_tokens,
+        engine.lookahead_tokens,
+        engine.block_size,
+    )
+
+
+@given(running_requests(), engines)
+def test_v1_both_count_the_same_blocks(request, engine):
+    assert next_step_blocks(request, engine) == expected_blocks(request, engine)
+
+
+@given(
+    st.lists(running_requests(), max_size=8),
+    engines,
+    st.integers(0, 40),
+    st.integers(0, 12),
+    st.integers(0, 12),
+)
+def test_v2_v3_both_leave_the_same_budget(running, engine, free, margin, limit):
+    engine.free, engine.runs = free, running
+    config = BatchJobConfig(reserve_margin_blocks=margin, reserve_max_blocks=limit)
+    reserve = spec.reserve_blocks(sum(expected_blocks(request, engine) for request in running), margin, limit)
+    budget = spec.budget_tokens(free, reserve, engine.block_size)
+    assert budget_blocks(engine, config) * engine.block_size == budget
+
+
+members = st.tuples(st.integers(0, 500), st.integers(1, 50))
+
+
+@given(st.lists(members, max_size=10), members)
+def test_v5_both_predict_the_same_peak(running, candidate):
+    peak = PredictedPeak(running).with_candidate(*candidate)
+    assert peak == spec.predicted_peak_tokens([*running, candidate])
+
+
+@given(st.lists(members, max_size=8))
+def test_v5_the_peak_is_what_a_step_by_step_decode_holds_at_most(running):
+    """An independent source: let all decode a token a step, and see what they hold together."""
+    held, most = dict(enumerate(running)), 0
+    for step in range(1, 51):
+        present = [tokens for tokens, remaining in held.values() if remaining >= step]
+        most = max(most, sum(present) + step * len(present))
+    assert spec.predicted_peak_tokens(running) == most

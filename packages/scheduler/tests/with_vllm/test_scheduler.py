@@ -1,0 +1,365 @@
+"""The production classes inside vLLM's own scheduler and KV cache manager, on CPU.
+
+The engine's own ledger is read (its block pool, its running list, the outputs that it emits), never
+the queue's counters.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
+
+from batchjob_scheduler.config import ConfigError
+from batchjob_scheduler.scheduler import BatchJobAwareAsyncScheduler, BatchJobAwareScheduler
+from batchjob_testkit.vllm_scheduler import EngineOptions, VirtualEngine
+
+pytestmark = pytest.mark.vllm
+
+BLOCK = 16
+
+
+def section(**settings):
+    return {"scheduler_config": {"batch_job_sched_config": {"enabled": True, **settings}}}
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def engine(request):
+    """Makes an engine under our class, synchronous and asynchronous."""
+
+    def make(settings=None, **options):
+        cls = BatchJobAwareAsyncScheduler if request.param else BatchJobAwareScheduler
+        return VirtualEngine(
+            cls,
+            EngineOptions(
+                async_scheduling=request.param, additional_config=section(**settings or {}), **options
+            ),
+        )
+
+    return make
+
+
+def tagged(job, number):
+    return f"chatcmpl-#job_name[{job}]#{number}-5f3a"
+
+
+def finish_all(engine):
+    engine.run()
+    engine.check_integrity()
+
+
+def order_of_first_steps(engine):
+    """The requests in the order in which they were first scheduled."""
+    return list(dict.fromkeys(name for step in engine.steps for name in step))
+
+
+# --- the classes are what they claim to be -----------------------------------------------------------
+
+
+def test_the_classes_derive_from_vllms_own():
+    assert issubclass(BatchJobAwareScheduler, Scheduler)
+    assert not issubclass(BatchJobAwareScheduler, AsyncScheduler)
+    assert issubclass(BatchJobAwareAsyncScheduler, AsyncScheduler)
+
+
+def test_the_waiting_queue_is_ours_and_a_request_queue(engine):
+    queue = engine().scheduler.waiting
+    assert type(queue).__module__ == "batchjob_scheduler.queue"
+    assert isinstance(queue, RequestQueue)
+
+
+# --- whole batches -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize("chunked_prefill", [False, True])
+@pytest.mark.parametrize("usable_blocks", [24, 40, 2000])
+def test_every_request_is_answered_in_full_and_no_block_leaks(
+    engine, prefix_caching, chunked_prefill, usable_blocks
+):
+    e = engine(
+        num_blocks=usable_blocks + 1,
+        enable_prefix_caching=prefix_caching,
+        enable_chunked_prefill=chunked_prefill,
+        max_num_batched_tokens=8192 if not chunked_prefill else 64,
+    )
+    template = list(range(2 * BLOCK))
+    lengths = {}
+    for number in range(60):
+        name = tagged(f"job{number % 3}", number)
+        lengths[name] = 1 + number * 37 % 150
+        e.submit(name, template + [500 + number] * (1 + number * 7 % 100), lengths[name])
+    finish_all(e)
+    assert {name: len(outcome.tokens) for name, outcome in e.outcomes.items()} == lengths
+    assert {outcome.finish_reason for outcome in e.outcomes.values()} == {"stop"}
+
+
+def test_preempted_requests_resume_and_lose_no_token(engine):
+    e = engine(num_blocks=25)
+    for number in range(12):
+        e.submit(tagged("long", number), 2 * BLOCK, 100)
+    finish_all(e)
+    assert e.num_preemptions > 0
+    for outcome in e.outcomes.values():
+        # Token k of the oracle is 100 + k, so a lost or doubled one is seen.
+        assert outcome.tokens[:-1] == tuple(range(101, 200))
+
+
+def test_the_children_of_one_request_belong_to_its_job(engine):
+    e = engine()
+    e.submit("0_" + tagged("pair", 1), BLOCK, 10)
+    e.submit("1_" + tagged("pair", 1), BLOCK, 20)
+    finish_all(e)
+    (job,) = e.scheduler.waiting.jobs
+    assert (job.name, job.arrived, job.finished) == ("pair", 2, 2)
+
+
+# --- aborts ------------------------------------------------------------------------------------------
+
+
+def test_abort_while_waiting(engine):
+    e = engine(max_num_seqs=1)
+    e.submit(tagged("a", 0), BLOCK, 30)
+    e.submit(tagged("a", 1), BLOCK, 30)
+    e.step()
+    (waiting,) = e.scheduler.waiting
+    e.abort(waiting.request_id)
+    finish_all(e)
+    assert waiting.request_id not in order_of_first_steps(e)
+
+
+def test_abort_of_the_request_that_was_just_peeked(engine):
+    """Without chunked prefill a peeked request can find no room in the step, and stay."""
+    e = engine(enable_chunked_prefill=False, max_num_batched_tokens=256, max_model_len=256)
+    e.submit(tagged("a", 0), 200, 5)
+    e.submit(tagged("a", 1), 201, 5)
+    e.submit(tagged("a", 2), 202, 5)
+    e.step()
+    peeked = e.scheduler.waiting.peek_request().request_id
+    e.abort(peeked)
+    finish_all(e)
+    assert peeked not in order_of_first_steps(e)
+    assert sorted(o.finish_reason for o in e.outcomes.values()) == ["abort", "stop", "stop"]
+
+
+def test_abort_while_running(engine):
+    e = engine()
+    for number in range(3):
+        e.submit(tagged("a", number), BLOCK, 30)
+    e.step()
+    e.step()
+    e.abort(tagged("a", 1))
+    finish_all(e)
+
+
+def test_abort_while_preempted(engine):
+    e = engine(num_blocks=17)
+    for number in range(8):
+        e.submit(tagged("a", number), 2 * BLOCK, 100)
+    while not e.num_preemptions:
+        e.step()
+    preempted = next(r for r in e.requests.values() if r.status == RequestStatus.PREEMPTED)
+    e.abort(preempted.request_id)
+    finish_all(e)
+
+
+# --- priority ----------------------------------------------------------------------------------------
+
+
+def test_priority_is_the_outermost_key_of_the_order(engine):
+    e = engine(policy="priority", max_num_seqs=1)
+    for number, priority in enumerate([3, 1, 2, 0]):
+        e.submit(tagged(f"job{number}", number), BLOCK * (1 + priority), 2, priority=priority)
+    finish_all(e)
+    assert [e.requests[name].priority for name in order_of_first_steps(e)] == [0, 1, 2, 3]
+
+
+def test_the_victim_is_the_one_that_vllm_would_choose(engine):
+    e = engine(policy="priority", num_blocks=12)
+    for number, priority in enumerate([0, 5, 1]):
+        e.submit(tagged("a", number), 2 * BLOCK, 100, priority=priority)
+    while not e.num_preemptions:
+        e.step()
+    victims = [r.priority for r in e.requests.values() if r.num_preemptions]
+    assert victims == [5]
+    finish_all(e)
+
+
+def test_without_the_policy_priorities_are_ignored(engine):
+    e = engine(max_num_seqs=1)
+    e.submit(tagged("a", 0), BLOCK, 2, priority=9)
+    e.submit(tagged("a", 1), BLOCK, 2, priority=0)
+    finish_all(e)
+    assert order_of_first_steps(e) == [tagged("a", 0), tagged("a", 1)]
+
+
+# --- faults that a scheduler of this kind is known for ---------------------------------------------------
+
+
+@pytest.mark.parametrize("max_jobs", [0, 1, 20])
+def test_more_jobs_than_places_end_nothing(engine, max_jobs):
+    e = engine({"max_jobs": max_jobs})
+    for number in range(50):
+        e.submit(tagged(f"job {number}", number), BLOCK, 5)
+    finish_all(e)
+    for number in range(50, 100):  # and one after the other
+        e.submit(tagged(f"job {number}", number), BLOCK, 5)
+        e.run()
+    e.check_integrity()
+
+
+def test_a_pool_smaller_than_the_margins_still_admits(engine):
+    e = engine({"reserve_margin_blocks": 64, "reserve_max_blocks": 64}, num_blocks=9)
+    for number in range(5):
+        e.submit(tagged("a", number), 2 * BLOCK, 20)
+    finish_all(e)
+
+
+def test_a_pool_of_three_blocks_serves_with_the_default_settings(engine):
+    e = engine(num_blocks=4)
+    e.submit(tagged("a", 0), BLOCK, 3)
+    finish_all(e)
+    assert len(e.steps) < 10
+
+
+def test_an_estimate_goes_on_learning_after_many_observations(engine):
+    e = engine(max_num_seqs=1)
+    for number in range(30):
+        e.submit(tagged("a", number), BLOCK, 10 if number < 15 else 2000)
+    finish_all(e)
+    (job,) = e.scheduler.waiting.jobs
+    # Fifteen observations of 2000 after 10: 10 + (2000 - 10) * (1 - 0.9**15) = 1590.
+    assert job.estimator.observations == 30
+    assert job.estimator.predicted_tokens == 1590
+
+
+def test_requests_that_reach_their_length_cap_are_observed(engine):
+    e = engine()
+    for number in range(4):
+        e.submit(tagged("capped", number), BLOCK, 500, max_tokens=40)
+    finish_all(e)
+    (job,) = e.scheduler.waiting.jobs
+    assert {outcome.finish_reason for outcome in e.outcomes.values()} == {"length"}
+    assert job.estimator.predicted_tokens == 40
+
+
+def test_aborted_requests_are_not_observed_but_stop_strings_are(engine):
+    e = engine()
+    e.submit(tagged("aborted", 0), BLOCK, 50)
+    e.submit(tagged("stopped", 0), BLOCK, 50, stop=["."], detokenize=True)
+    for _ in range(5):
+        e.step()
+    # The front end finds a stop string and aborts the request in the engine.
+    e.abort(tagged("aborted", 0))
+    e.abort(tagged("stopped", 0))
+    finish_all(e)
+    observed = {job.name: job.estimator.observations for job in e.scheduler.waiting.jobs}
+    assert observed == {"aborted": 0, "stopped": 1}
+
+
+def test_a_long_prompt_of_an_unknown_job_holds_nobody_up(engine):
+    e = engine(num_blocks=41)
+    e.submit(tagged("known", 0), 30 * BLOCK, 60)
+    e.step()
+    e.submit(tagged("unknown", 0), 35 * BLOCK, 5)
+    small = [e.submit(tagged("known", number), BLOCK, 5).request_id for number in range(1, 4)]
+    e.step()
+    assert set(small) <= set(e.steps[-1])
+    finish_all(e)
+
+
+def test_a_peeked_request_does_not_hold_up_what_fits_later(engine):
+    """The choice is made anew in each step, not kept from the step before."""
+    e = engine(enable_chunked_prefill=False, max_num_batched_tokens=256, max_model_len=256)
+    e.submit(tagged("a", 0), 100, 50)
+    e.submit(tagged("b", 0), 250, 5)
+    e.step()
+    e.submit(tagged("a", 1), 20, 5, max_tokens=5)
+    finish_all(e)
+
+
+# --- what can never be served ---------------------------------------------------------------------------
+
+
+def test_a_request_larger_than_the_pool_ends_with_the_numbers(engine):
+    e = engine(num_blocks=11)
+    e.submit(tagged("a", 0), 11 * BLOCK, 5)
+    for number in range(1, 5):
+        e.submit(tagged("a", number), BLOCK, 5)
+    finish_all(e)
+    giant = e.outcomes.pop(tagged("a", 0))
+    assert giant.finish_reason == "error"
+    for number in ("11 KV cache blocks", "176 tokens", "pool has 10 of 16 tokens"):
+        assert number in giant.stop_reason
+    assert {outcome.finish_reason for outcome in e.outcomes.values()} == {"stop"}
+
+
+def test_a_request_that_outgrows_the_pool_ends_with_an_error(engine):
+    e = engine(num_blocks=6)
+    e.submit(tagged("a", 0), 4 * BLOCK, 100)
+    e.submit(tagged("a", 1), BLOCK, 5)
+    finish_all(e)
+    assert e.outcomes[tagged("a", 0)].finish_reason == "error"
+    assert e.outcomes[tagged("a", 1)].finish_reason == "stop"
+
+
+# --- configuration and report ---------------------------------------------------------------------------
+
+
+def test_settings_are_read_from_either_place():
+    for additional_config in (
+        section(max_jobs=3),
+        {"batch_job_sched_config": {"enabled": True, "max_jobs": 3}},
+    ):
+        e = VirtualEngine(BatchJobAwareScheduler, EngineOptions(additional_config=additional_config))
+        assert e.scheduler.waiting.jobs._max_jobs == 3
+
+
+def test_a_wrong_setting_ends_the_start():
+    with pytest.raises(ConfigError, match=r"max_jobs: got 'many', allowed: an integer of at least 0"):
+        VirtualEngine(BatchJobAwareScheduler, EngineOptions(additional_config=section(max_jobs="many")))
+
+
+@pytest.mark.parametrize(
+    "request_id",
+    [
+        "#job_name[broken#1",
+        "#job_name[a[b]c]#1",
+        "#job_name[]#1",
+        f"#job_name[{'long' * 5000}]#1",
+        "#job_name[新闻]#1",
+        "#job_name[a]##job_name[b]#1",
+        "none",
+        "",
+    ],
+)
+def test_any_request_id_is_scheduled(engine, request_id):
+    e = engine()
+    e.submit(request_id, BLOCK, 5)
+    finish_all(e)
+
+
+def test_the_report_says_what_each_job_did(engine, tmp_path, monkeypatch):
+    path = tmp_path / "report.json"
+    monkeypatch.setenv("BATCHJOB_REPORT", str(path))
+    e = engine()
+    for number in range(4):
+        e.submit(tagged("a", number), BLOCK, 10)
+    e.submit(tagged("b", 0), BLOCK, 30)
+    finish_all(e)
+    report = json.loads(path.read_text(encoding="utf-8"))
+    a, b = report["jobs"]
+    assert (a["job"], a["requests"], a["finished"], a["observed_tokens"]) == ("a", 4, 4, 10)
+    assert (b["predicted_tokens"], b["steps"], b["preemptions"]) == (30, 30, 0)
+    assert report["steps"] == sum(bool(step) for step in e.steps)
+
+
+def test_a_report_that_cannot_be_written_ends_nothing(engine, tmp_path, monkeypatch):
+    monkeypatch.setenv("BATCHJOB_REPORT", str(tmp_path / "missing" / "report.json"))
+    e = engine()
+    e.submit(tagged("a", 0), BLOCK, 5)
+    finish_all(e)
