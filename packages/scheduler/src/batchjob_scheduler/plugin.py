@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from functools import wraps
+from pkgutil import resolve_name
 from typing import Any, Final
 
 from batchjob_scheduler.config import SECTION, ConfigError, requested
@@ -27,12 +28,14 @@ def register() -> None:
 
     @wraps(original)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if requested(self.additional_config) is None:
-            return original(self, *args, **kwargs)
-        _refuse_another_class(self.scheduler_cls, "--scheduler-cls")
+        switched_on = requested(self.additional_config) is not None
+        if switched_on:
+            _refuse_another_class(self.scheduler_cls, "--scheduler-cls")
         vllm_config = original(self, *args, **kwargs)
-        _select(vllm_config.scheduler_config)
-        _explain_refusals()
+        if switched_on:
+            _select(vllm_config.scheduler_config)
+        if switched_on or _name(self.scheduler_cls) in (SYNC_CLASS, ASYNC_CLASS):
+            _explain_refusals()
         return vllm_config
 
     setattr(create_engine_config, _MARK, True)
@@ -41,10 +44,9 @@ def register() -> None:
 
 def _select(scheduler_config: Any) -> None:
     chosen = scheduler_config.scheduler_cls
-    if _is_ours(chosen):
-        return
     if chosen is not None and not _has_the_same_purpose(chosen):
         _refuse_another_class(chosen, "the platform's scheduler")
+        return
     scheduler_config.scheduler_cls = ASYNC_CLASS if scheduler_config.async_scheduling else SYNC_CLASS
 
 
@@ -64,15 +66,21 @@ def _name(chosen: object) -> str:
 
 
 def _is_ours(chosen: object) -> bool:
-    return _name(chosen).startswith("batchjob_scheduler.")
+    """Whether it is one of our classes or derives from one; one that cannot be imported is not."""
+    if not isinstance(chosen, type):
+        try:
+            chosen = resolve_name(str(chosen))
+        except (ImportError, AttributeError, ValueError):
+            return False
+    ancestors = chosen.__mro__ if isinstance(chosen, type) else ()
+    return any(_name(ancestor) in (SYNC_CLASS, ASYNC_CLASS) for ancestor in ancestors)
 
 
 def _has_the_same_purpose(chosen: object) -> bool:
     """vllm-ascend selects a scheduler of its own for the same section; ours takes its place."""
-    return _name(chosen).rpartition(".")[2] in (
-        SYNC_CLASS.rpartition(".")[2],
-        ASYNC_CLASS.rpartition(".")[2],
-    )
+    module, _, name = _name(chosen).rpartition(".")
+    ours = (SYNC_CLASS.rpartition(".")[2], ASYNC_CLASS.rpartition(".")[2])
+    return name in ours and module.startswith("vllm_ascend.")
 
 
 def _explain_refusals() -> None:

@@ -185,7 +185,7 @@ def test_odd_requests_are_answered_and_a_giant_one_is_refused_with_the_numbers(r
         chat("outgrows", "x" * 600, max_tokens=100, ignore_eos=True),
         chat("giant", "x" * 700, max_tokens=5),
     ]
-    legacy = {"batch_job_sched_config": {"max_jobs": 3}}
+    legacy = {"batch_job_sched_config": {"enabled": True, "max_jobs": 3}}
     scheduler = ("--scheduler-cls", "small_pool.SmallPoolScheduler")
     run = run_batch(requests, *STARVED, *scheduler, "--additional-config", json.dumps(legacy))
 
