@@ -1,0 +1,72 @@
+"""The documents agree with the code."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from batchjob_scheduler.config import BatchJobConfig
+
+ROOT = Path(__file__).parent.parent
+PROPERTIES = (ROOT / "docs" / "properties.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONTRACTS = "packages/testkit/src/batchjob_testkit/contracts.py"
+
+RULES = (
+    *(f"J{n}" for n in range(1, 5)),
+    *(f"E{n}" for n in range(1, 6)),
+    *(f"V{n}" for n in range(1, 6)),
+    *(f"O{n}" for n in range(7)),
+    *(f"Q{n}" for n in range(1, 8)),
+    *(f"P{n}" for n in range(1, 5)),
+)
+ROWS = {
+    cells[1].strip(): cells
+    for line in PROPERTIES.splitlines()
+    if line.startswith("| ") and len(cells := line.split("|")) > 5 and cells[1].strip() in RULES
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_has_a_row_with_what_checks_it(rule):
+    checked = ROWS[rule][4]
+    assert any(word in checked for word in ("proved", "searched", "tested", "not measured"))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_predicates_of_a_rule_exist(rule):
+    for module, name in re.findall(r"`(\w+)\.(\w+)`", ROWS[rule][3]):
+        assert callable(getattr(importlib.import_module(f"batchjob_spec.{module}"), name))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_files_that_check_a_rule_exist_and_name_it(rule):
+    for name in re.findall(r"`([\w/.]+\.py)`", ROWS[rule][5]):
+        assert (ROOT / (CONTRACTS if name == "contracts.py" else name)).is_file()
+
+
+def test_the_configuration_table_is_the_code():
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| `([\w.]+)` \|", README, flags=re.MULTILINE)
+    documented = {key: (kind, json.loads(default)) for key, kind, default in rows}
+    fields = BatchJobConfig.model_fields
+    assert documented == {key: (type(field.default).__name__, field.default) for key, field in fields.items()}
+
+
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/*.md")]
+
+
+@pytest.mark.parametrize("source", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(source):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", source.read_text(encoding="utf-8")):
+        assert (source.parent / target).exists(), target
+
+
+def test_every_session_of_the_contributing_table_exists():
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `(\w+)` \|", contributing, flags=re.MULTILINE))
+    defined = set(re.findall(r"@nox\.session\ndef (\w+)", (ROOT / "noxfile.py").read_text(encoding="utf-8")))
+    assert named == defined
