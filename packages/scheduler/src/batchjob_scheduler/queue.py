@@ -8,6 +8,7 @@ preemption, the probes in the order of arrival, and for each job its requests so
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
 from sortedcontainers import SortedDict, SortedList
 
@@ -16,6 +17,9 @@ from batchjob_scheduler.engine_view import EngineView, Request
 from batchjob_scheduler.estimator import remaining_tokens
 from batchjob_scheduler.jobs import DEFAULT_JOB, PROBES_PER_JOB, Job, JobTable, job_name
 from batchjob_scheduler.reservation import PredictedPeak, blocks_for, budget_blocks
+
+# Sorts after every ``-arrival``.
+_AFTER_ARRIVALS: Final = 1
 
 
 class _Entry:
@@ -64,7 +68,7 @@ class _Level:
     def __init__(self) -> None:
         self.preempted: SortedDict[int, _Entry] = SortedDict()
         self.probes: SortedDict[int, _Entry] = SortedDict()
-        self.by_job: dict[str, SortedList[tuple[int, int, _Entry]]] = {}
+        self.by_job: dict[str, SortedList[tuple[int, int, Any]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self.preempted or self.by_job)
@@ -249,11 +253,12 @@ class BatchJobQueue:
                 return entry
         for of_job in self._jobs_in_order(level, budget):
             if of_job[0][0] <= limit_tokens:
-                longest = of_job.bisect_left((limit_tokens + 1,)) - 1
-                return of_job[longest][2]
+                longest = of_job.bisect_left((limit_tokens, _AFTER_ARRIVALS, None)) - 1
+                longest_entry: _Entry = of_job[longest][2]
+                return longest_entry
         return None
 
-    def _jobs_in_order(self, level: _Level, budget: int) -> Iterator[SortedList[tuple[int, int, _Entry]]]:
+    def _jobs_in_order(self, level: _Level, budget: int) -> Iterator[SortedList[tuple[int, int, Any]]]:
         free_tokens = budget * self._engine.block_size
         long_first = free_tokens > self._config.low_available_tokens_threshold
         threshold = self._config.short_decode_token_threshold

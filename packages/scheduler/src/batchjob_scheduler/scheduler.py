@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import torch
 from vllm.logger import init_logger
@@ -64,13 +64,11 @@ class _EngineView:
         return running
 
 
-if TYPE_CHECKING:
-    _Base = Scheduler
-else:
-    _Base = object
+# Any, since the base is one of vLLM's classes or of a platform's, in whichever version is there.
+_SomeScheduler: Any = object
 
 
-class _BatchJobAware(_Base):
+class _BatchJobAware(_SomeScheduler):
     """What both scheduler classes add to vLLM's."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -82,7 +80,7 @@ class _BatchJobAware(_Base):
             self._engine_view,
             priority_policy=self.scheduler_config.policy == "priority",
         )
-        self.waiting = cast("RequestQueue", self._queue)
+        self.waiting = self._queue
         self._steps = 0
         self._last_report_seconds: float | None = None
         self._unreported_ends = 0

@@ -66,7 +66,7 @@ class Bench:
         """The engine runs the request that is offered."""
         peeked = self.queue.peek_request()
         request: FakeRequest = self.queue.pop_request()
-        assert request is peeked, f"popped {request}, peeked at {peeked}"
+        assert id(peeked) == id(request), f"popped {request}, peeked at {peeked}"
         assert self.engine.start(request), f"{request} is offered and finds no room"
         return request
 
