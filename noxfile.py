@@ -145,7 +145,8 @@ def batch(session: nox.Session) -> None:
         arguments += ["--additional-config", SWITCHED_ON]
     command = ("python", "-m", "vllm.entrypoints.openai.run_batch", *arguments)
     session.run(*command, env=environment)
-    session.run("batchjob", "report", "--jobs", str(report), *output_arguments(arguments))
+    jobs = ("--jobs", str(report)) if report.exists() else ()
+    session.run("batchjob", "report", *jobs, *output_arguments(arguments))
 
 
 def output_arguments(arguments: list[str]) -> list[str]:
