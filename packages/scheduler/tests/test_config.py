@@ -13,7 +13,7 @@ from batchjob_scheduler.config import (
     settings_of,
 )
 
-# The feature guide's table, and the weight of the average that it calls EWMA.
+# The feature guide's table, the weight of the average that it calls EWMA, and what goes beyond it.
 DOCUMENTED_DEFAULTS = {
     "enabled": False,
     "max_jobs": 20,
@@ -22,6 +22,7 @@ DOCUMENTED_DEFAULTS = {
     "low_available_tokens_threshold": 4096,
     "short_decode_token_threshold": 32,
     "ewma_alpha": 0.1,
+    "look_ahead": True,
 }
 
 

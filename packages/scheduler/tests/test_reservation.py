@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import batchjob_spec.reservation as spec
 from batchjob_scheduler.config import BatchJobConfig
-from batchjob_scheduler.reservation import PredictedPeak, budget_blocks, next_step_blocks
+from batchjob_scheduler.reservation import PredictedPeak, attainable_tokens, budget_blocks, next_step_blocks
 from batchjob_testkit.fakes import FakeRequest
 
 
@@ -77,15 +77,27 @@ members = st.tuples(st.integers(0, 500), st.integers(1, 50))
 
 @given(st.lists(members, max_size=10), members)
 def test_v5_both_predict_the_same_peak(running, candidate):
-    peak = PredictedPeak(running).with_candidate(*candidate)
-    assert peak == spec.predicted_peak_tokens([*running, candidate])
+    held, remaining = candidate
+    peak = held + PredictedPeak(running).beside(remaining)
+    assert peak == spec.predicted_peak_tokens(running, candidate)
 
 
-@given(st.lists(members, max_size=8))
-def test_v5_the_peak_is_what_a_step_by_step_decode_holds_at_most(running):
+@given(st.lists(running_requests(), max_size=8), engines, st.integers(0, 40))
+def test_v5_both_find_the_same_tokens_attainable(running, engine, free):
+    engine.free, engine.runs = free, running
+    held = sum(
+        spec.blocks_for(min(known, request.num_computed_tokens + engine.step_tokens), engine.block_size)
+        for request in running
+        for known in [request.num_tokens + request.num_output_placeholders]
+    )
+    assert attainable_tokens(engine) == spec.attainable_tokens(free, held, engine.block_size)
+
+
+@given(st.lists(members, max_size=8), members)
+def test_v5_the_peak_is_what_a_step_by_step_decode_holds_at_most(running, candidate):
     """An independent source: let all decode a token a step, and see what they hold together."""
-    held, most = dict(enumerate(running)), 0
-    for step in range(1, 51):
-        present = [tokens for tokens, remaining in held.values() if remaining >= step]
+    everyone, most = [*running, candidate], 0
+    for step in range(1, candidate[1] + 1):
+        present = [held for held, remaining in everyone if remaining >= step]
         most = max(most, sum(present) + step * len(present))
-    assert spec.predicted_peak_tokens(running) == most
+    assert spec.predicted_peak_tokens(running, candidate) == most

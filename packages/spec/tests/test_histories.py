@@ -28,6 +28,7 @@ def histories(draw):
         max_jobs=draw(st.integers(0, 2)),
         reserve_margin_blocks=draw(st.integers(0, 4)),
         low_available_tokens_threshold=draw(st.sampled_from([0, 100, 4096])),
+        look_ahead=draw(st.booleans()),
     )
     state = queue.start(pool, settings, draw(st.booleans()))
     states = [state]
@@ -184,4 +185,5 @@ def test_the_documented_defaults():
         low_available_tokens_threshold=4096,
         short_decode_token_threshold=32,
         ewma_alpha=0.1,
+        look_ahead=True,
     )

@@ -25,6 +25,7 @@ class ConfigError(ValueError):
         super().__init__(f"{key}: got {value!r}, allowed: {allowed}")
 
 
+Switch = Annotated[bool, Field(description="true or false")]
 Count = Annotated[int, Field(ge=0, description="an integer of at least 0")]
 
 
@@ -37,7 +38,7 @@ class BatchJobConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    enabled: Annotated[bool, Field(description="true or false")] = False
+    enabled: Switch = False
     max_jobs: Count = 20
     reserve_margin_blocks: Count = 2
     reserve_max_blocks: Count = 8
@@ -47,6 +48,7 @@ class BatchJobConfig(BaseModel):
         float,
         Field(gt=0, le=1, allow_inf_nan=False, description="a number above 0 and up to 1"),
     ] = 0.1
+    look_ahead: Switch = True
 
     def __str__(self) -> str:
         return ", ".join(f"{key}={value}" for key, value in self.model_dump(exclude={"enabled"}).items())

@@ -16,7 +16,13 @@ from batchjob_scheduler.config import BatchJobConfig
 from batchjob_scheduler.engine_view import EngineView, Request
 from batchjob_scheduler.estimator import remaining_tokens
 from batchjob_scheduler.jobs import DEFAULT_JOB, PROBES_PER_JOB, Job, JobTable, job_name
-from batchjob_scheduler.reservation import PredictedPeak, blocks_for, budget_blocks
+from batchjob_scheduler.reservation import (
+    LOOK_AHEAD_TOKENS,
+    PredictedPeak,
+    attainable_tokens,
+    blocks_for,
+    budget_blocks,
+)
 
 # Sorts after every ``-arrival``.
 _AFTER_ARRIVALS: Final = 1
@@ -58,6 +64,10 @@ class _Entry:
     def sort_key(self) -> tuple[int, int]:
         """By need; of equal needs the earliest arrival sorts last, as it is taken from the end."""
         return (self.need_tokens, -self.arrival)
+
+
+def _by_arrival(entry: _Entry) -> int:
+    return entry.arrival
 
 
 class _Level:
@@ -112,6 +122,7 @@ class BatchJobQueue:
         self._displaced: dict[str, set[_Entry]] = {}
         self._too_large: dict[str, _Entry] = {}
         self._offered: _Entry | None = None
+        self._peak: PredictedPeak | None = None
         self._waiting = 0
         self._arrivals = 0
         self._preemptions = 0
@@ -216,10 +227,10 @@ class BatchJobQueue:
             if blocks_for(entry.request.num_tokens, size) > usable
         ]
 
-    def live_request(self, request_id: str) -> Request | None:
-        """The request of that ID, if its end was not reported yet."""
-        entry = self._entries.get(request_id)
-        return None if entry is None else entry.request
+    def live_requests(self, request_ids: Iterable[str]) -> list[Request]:
+        """Those requests whose end was not reported yet, in their order of arrival."""
+        entries = [entry for name in request_ids if (entry := self._entries.get(name)) is not None]
+        return [entry.request for entry in sorted(entries, key=_by_arrival)]
 
     def job_of(self, request_id: str) -> Job | None:
         """The job under which a live request is scheduled."""
@@ -231,6 +242,7 @@ class BatchJobQueue:
     def _choose(self) -> _Entry | None:
         if not self._waiting:
             return None
+        self._peak = None
         budget = budget_blocks(self._engine, self._config)
         limits = [budget]
         if not self._engine.running():
@@ -246,17 +258,35 @@ class BatchJobQueue:
     def _first_that_fits(self, level: _Level, limit_tokens: int, budget: int) -> _Entry | None:
         for entry in level.preempted.values():
             need = entry.request.num_tokens - entry.request.num_computed_tokens
-            if need <= limit_tokens and not self._is_held_back(entry):
+            if need <= limit_tokens and need <= self._room(entry):
                 return entry
         for entry in level.probes.values():
-            if entry.need_tokens <= limit_tokens and self._is_probe(entry):
+            need = entry.need_tokens
+            if need <= limit_tokens and self._is_probe(entry) and need <= self._room(entry):
                 return entry
         for of_job in self._jobs_in_order(level, budget):
-            if of_job[0][0] <= limit_tokens:
-                longest = of_job.bisect_left((limit_tokens, _AFTER_ARRIVALS, None)) - 1
-                longest_entry: _Entry = of_job[longest][2]
-                return longest_entry
+            shortest, _, entry = of_job[0]
+            if shortest <= limit_tokens:
+                within = min(limit_tokens, self._room(entry))
+                longest = of_job.bisect_left((within, _AFTER_ARRIVALS, None)) - 1
+                if longest >= 0:
+                    chosen: _Entry = of_job[longest][2]
+                    return chosen
         return None
+
+    def _room(self, entry: _Entry) -> int:
+        """The tokens that a request may need, for the predicted peak to stay within the pool (V5, P4).
+
+        For what waits and was not preempted it is the same throughout a job.
+        """
+        size = self._engine.block_size
+        if not self._engine.running() or not (self._config.look_ahead or self._was_just_preempted(entry)):
+            return self._engine.usable_blocks * size
+        if self._peak is None:
+            members = [self._held_and_remaining(request) for request in self._engine.running()]
+            self._peak = PredictedPeak(members)
+        room = attainable_tokens(self._engine) - self._peak.beside(self._remaining(entry))
+        return room // size * size
 
     def _jobs_in_order(self, level: _Level, budget: int) -> Iterator[SortedList[tuple[int, int, Any]]]:
         free_tokens = budget * self._engine.block_size
@@ -270,28 +300,28 @@ class BatchJobQueue:
     def _is_probe(self, entry: _Entry) -> bool:
         return self.jobs.placed(entry.job_name).is_probing
 
-    def _is_held_back(self, entry: _Entry) -> bool:
-        """Whether it was just preempted and the predicted peak has no room for it (P4)."""
-        running = self._engine.running()
-        if entry.ends_before_preemption != self._ends or not running:
-            return False
-        peak = PredictedPeak(self._held_and_remaining(request) for request in running)
-        room = self._engine.usable_blocks * self._engine.block_size
-        return peak.with_candidate(*self._held_and_remaining(entry.request)) > room
+    def _was_just_preempted(self, entry: _Entry) -> bool:
+        return entry.preempted_at is not None and entry.ends_before_preemption == self._ends
 
     def _held_and_remaining(self, request: Request) -> tuple[int, int]:
         size = self._engine.block_size
+        known = request.num_tokens + request.num_output_placeholders
         entry = self._entries.get(request.request_id)
-        job = self.jobs.placed(entry.job_name) if entry is not None else None
-        remaining = request.max_tokens - request.num_output_tokens
-        if job is not None:
-            remaining = remaining_tokens(
-                job.estimator.predicted_tokens,
-                request.num_output_tokens,
-                getattr(request.sampling_params, "min_tokens", 0) or 0,
-                request.max_tokens,
-            )
-        return blocks_for(request.num_tokens, size) * size, remaining
+        remaining = LOOK_AHEAD_TOKENS if entry is None else self._remaining(entry)
+        return blocks_for(known, size) * size, remaining
+
+    def _remaining(self, entry: _Entry) -> int:
+        """What a request is predicted to decode within the look-ahead; an unknown job goes on and on."""
+        estimator, request = self.jobs.placed(entry.job_name).estimator, entry.request
+        predicted = estimator.predicted_tokens if estimator.observations else LOOK_AHEAD_TOKENS
+        if entry.waiting and entry.preempted_at is None:
+            return max(1, min(predicted, LOOK_AHEAD_TOKENS))
+        decoded = request.num_output_tokens + request.num_output_placeholders
+        if not estimator.observations:
+            predicted = request.max_tokens
+        at_least = getattr(request.sampling_params, "min_tokens", 0) or 0
+        remaining = remaining_tokens(predicted, decoded, at_least, request.max_tokens)
+        return min(remaining, LOOK_AHEAD_TOKENS)
 
     # --- bookkeeping ------------------------------------------------------------------------------
 
@@ -377,7 +407,7 @@ class BatchJobQueue:
     def _move_in(self, name: str) -> None:
         """A displaced job got its place: its requests count as its first ones, in their order."""
         job, shared = self.jobs.placed(name), self.jobs.placed(DEFAULT_JOB)
-        for entry in sorted(self._displaced.pop(name, ()), key=lambda entry: entry.arrival):
+        for entry in sorted(self._displaced.pop(name, ()), key=_by_arrival):
             in_level = entry.waiting and entry.request.request_id not in self._too_large
             if in_level:
                 self._levels[entry.priority].discard(entry, shared)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import accumulate
+from itertools import count as count_from
+from typing import Final
 
 from batchjob_scheduler.config import BatchJobConfig
 from batchjob_scheduler.engine_view import EngineView, Request
+
+LOOK_AHEAD_TOKENS: Final = 256
+"""How far ahead the peak is predicted, in tokens of each request."""
 
 
 def blocks_for(tokens: int, block_size: int) -> int:
@@ -36,31 +43,49 @@ def budget_blocks(engine: EngineView, config: BatchJobConfig) -> int:
     return max(0, free - min(reserve, limit))
 
 
+def attainable_tokens(engine: EngineView) -> int:
+    """The tokens that the running requests and a new one may hold together (V5).
+
+    What the running requests hold and what is free, less a twentieth, since predictions err. A prefix
+    that requests share is counted for each of them, here and in the peak; what somebody else holds is
+    not counted.
+    """
+    size, limit = engine.block_size, engine.step_tokens
+    blocks = engine.free_blocks()
+    for request in engine.running():
+        known = request.num_tokens + request.num_output_placeholders
+        blocks += blocks_for(min(known, request.num_computed_tokens + limit), size)
+    return blocks * size * 19 // 20
+
+
 class PredictedPeak:
-    """The most tokens that the running requests are predicted to hold together (V5).
+    """What the running requests are predicted to hold together as they end one after the other (V5).
 
     >>> peak = PredictedPeak([(100, 10)])
-    >>> peak.with_candidate(50, 4)
-    158
+    >>> peak.beside(4), peak.beside(30)   # 100 + 2 * 4 when it ends first, 100 + 2 * 10 before it does
+    (108, 120)
     """
 
     def __init__(self, members: Iterable[tuple[int, int]]) -> None:
         """``members`` are pairs of held and remaining tokens."""
-        self._longest_first = sorted(members, key=lambda member: -member[1])
+        longest_first = sorted(members, key=_by_remaining, reverse=True)
+        self._negative_remaining = [-remaining for _, remaining in longest_first]
+        self._held_before = [0, *accumulate(held for held, _ in longest_first)]
+        # What they hold at each end, were one more request there that has just begun to hold tokens.
+        at_ends = [
+            together + (count + 1) * remaining
+            for count, together, (_, remaining) in zip(
+                count_from(1), self._held_before[1:], longest_first, strict=False
+            )
+        ]
+        self._most_from = [0, *accumulate(reversed(at_ends), max)][::-1]
 
-    def with_candidate(self, held: int, remaining: int) -> int:
-        """The peak if one more request joins."""
-        peak = together = count = 0
-        joined = False
-        for other_held, other_remaining in self._longest_first:
-            if not joined and other_remaining <= remaining:
-                joined = True
-                count += 1
-                together += held
-                peak = max(peak, together + count * remaining)
-            count += 1
-            together += other_held
-            peak = max(peak, together + count * other_remaining)
-        if not joined:
-            peak = max(peak, together + held + (count + 1) * remaining)
-        return peak
+    def beside(self, remaining: int) -> int:
+        """The peak until one more request with so many remaining tokens ends, without what it holds now."""
+        longer = bisect_left(self._negative_remaining, -remaining)
+        at_its_end = self._held_before[longer] + (longer + 1) * remaining
+        return max(at_its_end, self._most_from[longer])
+
+
+def _by_remaining(member: tuple[int, int]) -> int:
+    return member[1]

@@ -111,11 +111,10 @@ class _BatchJobAware(_SomeScheduler):
         super().shutdown()
 
     def _settle_ended_requests(self) -> None:
-        for request_id in self.finished_req_ids:
-            request = self._queue.live_request(request_id)
-            if request is not None:
-                self._queue.end(request_id, by_itself=_has_ended_by_itself(request))
-                self._unreported_ends += 1
+        # The set has no order of its own, and the average depends on the order of what it learns (Q5).
+        for request in self._queue.live_requests(self.finished_req_ids):
+            self._queue.end(request.request_id, by_itself=_has_ended_by_itself(request))
+            self._unreported_ends += 1
 
     def _count_step(self, num_scheduled_tokens: dict[str, int]) -> None:
         if num_scheduled_tokens:

@@ -18,7 +18,7 @@ from batchjob_spec.jobs import Job, JobTable
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The documented configuration keys, with the documented defaults."""
+    """The configuration keys that the rules depend on, with their defaults."""
 
     max_jobs: int = 20
     reserve_margin_blocks: int = 2
@@ -26,6 +26,7 @@ class Settings:
     low_available_tokens_threshold: int = 4096
     short_decode_token_threshold: int = 32
     ewma_alpha: float = estimator.DEFAULT_ALPHA
+    look_ahead: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,30 +164,54 @@ def can_never_fit(member: Member, pool: Pool) -> bool:
 
 
 def remaining_tokens(state: State, member: Member) -> int:
-    """E4 and E5 for one request, under the estimate of its job."""
-    request = member.request
-    predicted = estimator.held_between(
-        estimator.predicted_tokens(state.job_of(member).estimate),
-        request.min_tokens,
-        request.max_tokens,
+    """E4, E5 and V5: what a member is predicted to decode within the look-ahead.
+
+    A request of a job of which nothing was observed is taken to go on to its cap. One that has not
+    started is taken to be like its job.
+    """
+    estimate, request = state.job_of(member).estimate, member.request
+    predicted = estimator.predicted_tokens(estimate)
+    if member.phase is Phase.WAITING and member.preempted_at is None:
+        unknown = reservation.LOOK_AHEAD_TOKENS
+        return reservation.within_look_ahead(predicted if estimate.observations else unknown)
+    total = estimator.held_between(
+        predicted if estimate.observations else request.max_tokens, request.min_tokens, request.max_tokens
     )
-    return estimator.remaining_tokens(predicted, request.output_tokens)
+    return reservation.within_look_ahead(estimator.remaining_tokens(total, request.output_tokens))
 
 
 def predicted_peak_tokens(state: State, candidate: Member) -> int:
-    """V5 for what runs and ``candidate``; what a member holds is counted in whole blocks."""
+    """V5 for what runs and ``candidate``; what they hold is counted in whole blocks."""
     size = state.pool.block_size
-    return reservation.predicted_peak_tokens(
+    running = (
         (blocks_for(member.request.known_tokens, size) * size, remaining_tokens(state, member))
-        for member in (*state.running, candidate)
+        for member in state.running
     )
+    needed = blocks_for(need_tokens(candidate), size) * size
+    return reservation.predicted_peak_tokens(running, (needed, remaining_tokens(state, candidate)))
+
+
+def attainable_tokens(state: State) -> int:
+    """V5: what the running requests and a new one may hold together."""
+    pool = state.pool
+    running_blocks = sum(
+        blocks_for(
+            min(member.request.known_tokens, member.request.computed_tokens + pool.step_tokens),
+            pool.block_size,
+        )
+        for member in state.running
+    )
+    return reservation.attainable_tokens(pool.free_blocks, running_blocks, pool.block_size)
 
 
 def is_held_back(state: State, member: Member) -> bool:
-    """P4: just preempted, others run, and the predicted peak has no room for it."""
-    if not member.held_back or not state.running:
+    """V5 and P4: others run, and the predicted peak has no room for it.
+
+    Without the look-ahead this holds only for what was just preempted.
+    """
+    if not state.running or not (state.settings.look_ahead or member.held_back):
         return False
-    return predicted_peak_tokens(state, member) > state.pool.usable_blocks * state.pool.block_size
+    return predicted_peak_tokens(state, member) > attainable_tokens(state)
 
 
 def order_key(state: State, member: Member) -> ordering.OrderKey:
@@ -220,7 +245,7 @@ def budgets(state: State) -> tuple[int, ...]:
 
 
 def admissible(state: State, budget: int) -> tuple[Member, ...]:
-    """The waiting members that may be offered within ``budget`` tokens (V4, P2, P4)."""
+    """The waiting members that may be offered within ``budget`` tokens (V4, V5, P2, P4)."""
     return tuple(
         member
         for member in state.waiting

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 from batchjob_spec.blocks import blocks_added, blocks_for
 
+LOOK_AHEAD_TOKENS = 256
+"""V5: how far ahead the peak is predicted, in tokens of each request."""
+
 
 def tokens_computed_next(computed_tokens: int, known_tokens: int, step_tokens: int) -> int:
     """The tokens that one step computes of a request: what is left of them, within the step's limit.
@@ -108,20 +111,53 @@ def fits(need: int, budget: int, block_size: int) -> bool:
     return blocks_for(need, block_size) * block_size <= budget
 
 
-def predicted_peak_tokens(members: Iterable[tuple[int, int]]) -> int:
-    """V5: the most that the members are predicted to hold together before they have all ended.
+def attainable_tokens(free_blocks: int, running_blocks: int, block_size: int) -> int:
+    """V5: what the running requests and a new one may hold together: theirs and what is free.
 
-    A member is ``(held, remaining)`` in tokens. Sorted by remaining length, longest first, those
-    still there when the i-th ends hold ``sum(held of the first i) + i * remaining of the i-th``.
+    A twentieth of it is left alone, since predictions err.
 
-    >>> predicted_peak_tokens([(100, 10), (50, 4)])   # 100 + 10 at the end, 150 + 2 * 4 before
+    >>> attainable_tokens(free_blocks=30, running_blocks=70, block_size=16)
+    1520
+
+    pre: free_blocks >= 0
+    pre: running_blocks >= 0
+    pre: block_size >= 1
+    post: 0 <= __return__ <= (free_blocks + running_blocks) * block_size
+    """
+    return (free_blocks + running_blocks) * block_size * 19 // 20
+
+
+def within_look_ahead(remaining: int) -> int:
+    """V5: how far ahead the peak is predicted, at least one token and at most the look-ahead.
+
+    Further ahead the prediction is worth less than the memory that it would leave idle: a request
+    that is preempted after so many tokens has paid for computing its prompt once more.
+
+    >>> within_look_ahead(2000), within_look_ahead(5), within_look_ahead(0)
+    (256, 5, 1)
+
+    post: 1 <= __return__ <= LOOK_AHEAD_TOKENS
+    post: __return__ in (remaining, 1, LOOK_AHEAD_TOKENS)
+    """
+    return max(1, min(remaining, LOOK_AHEAD_TOKENS))
+
+
+def predicted_peak_tokens(running: Iterable[tuple[int, int]], candidate: tuple[int, int]) -> int:
+    """V5: the most that all hold together at the end of one of them, until the candidate has ended.
+
+    Each is ``(held, remaining)`` in tokens. Sorted by remaining length, longest first, those still
+    there when the i-th ends hold ``sum(held of the first i) + i * remaining of the i-th``. What is
+    after the candidate's own end is not its doing.
+
+    >>> predicted_peak_tokens([(100, 10)], candidate=(50, 4))   # it ends first: 150 + 2 * 4
     158
-    >>> predicted_peak_tokens([])
-    0
+    >>> predicted_peak_tokens([(100, 10)], candidate=(50, 30))  # when the other ends: 150 + 2 * 10
+    170
     """
     peak = held_together = 0
-    ordered = sorted(members, key=lambda member: member[1], reverse=True)
+    ordered = sorted([*running, candidate], key=lambda member: member[1], reverse=True)
     for count, (held, remaining) in enumerate(ordered, start=1):
         held_together += held
-        peak = max(peak, held_together + count * remaining)
+        if remaining <= candidate[1]:
+            peak = max(peak, held_together + count * remaining)
     return peak

@@ -44,7 +44,9 @@ class Bench:
         **settings: Any,
     ) -> None:
         self.engine = FakeEngine(usable_blocks, BLOCK)
-        self.queue: WaitingQueue = make_queue(self.engine, Settings(**settings), priority_policy)
+        # The examples of the other rules are easier to follow without the look-ahead.
+        with_defaults = Settings(**{"look_ahead": False, **settings})
+        self.queue: WaitingQueue = make_queue(self.engine, with_defaults, priority_policy)
         self._names = 0
 
     def add(
@@ -424,6 +426,39 @@ class QueueContract:
             b.engine.withhold(10 - 2 - extra)
             b.add()
             assert bool(b.queue) is offered
+
+    def test_v5_what_would_raise_the_peak_above_the_pool_waits(self, bench: Any) -> None:
+        """With 95 of 100 blocks, 1,520 tokens, to be had, and 256 tokens of look-ahead."""
+        for prompt_blocks, offered in ((20, True), (24, False)):
+            b = bench(usable_blocks=100, look_ahead=True)
+            b.teach("long", 900, 900, 900)
+            b.add("long", prompt=40 * BLOCK)
+            b.admit()  # it holds 41 blocks, 656 tokens
+            b.add("long", prompt=prompt_blocks * BLOCK)
+            # 656 + 20 * 16 + 2 * 256 = 1488, and 656 + 24 * 16 + 2 * 256 = 1552
+            assert bool(b.queue) is offered
+
+    def test_v5_what_ends_before_the_peak_does_not_wait(self, bench: Any) -> None:
+        b = bench(usable_blocks=100, look_ahead=True)
+        b.teach("long", 900, 900, 900)
+        b.teach("short", 3, 3, 3)
+        b.add("long", prompt=40 * BLOCK)
+        b.admit()
+        b.add("long", prompt=24 * BLOCK)
+        short = b.add("short", prompt=24 * BLOCK)
+        assert b.offered() is short
+
+    def test_v5_an_unknown_job_is_taken_to_go_on(self, bench: Any) -> None:
+        b = bench(usable_blocks=100, look_ahead=True)
+        b.add("unknown", prompt=40 * BLOCK)
+        b.admit()
+        b.add("unknown", prompt=24 * BLOCK)
+        assert not b.queue
+
+    def test_v5_an_idle_engine_looks_no_further(self, bench: Any) -> None:
+        b = bench(usable_blocks=10, look_ahead=True)
+        request = b.add("unknown", prompt=10 * BLOCK)
+        assert b.offered() is request
 
     # --- everything at once -------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ class QueueLockstep(RuleBasedStateMachine):
             self._both("prepend_request", request)
 
     @precondition(lambda self: self.engine.running())
-    @rule(data=st.data(), by_itself=st.booleans(), decoded=st.integers(0, 300))
+    @rule(data=st.data(), by_itself=st.booleans(), decoded=st.integers(0, 400))
     def finish(self, data: st.DataObject, by_itself: bool, decoded: int) -> None:
         """A running request stops, reaches its cap, is aborted or fails."""
         request = data.draw(st.sampled_from(list(self.engine.running())))
@@ -132,7 +132,7 @@ class QueueLockstep(RuleBasedStateMachine):
         """The end of a request that was taken off the queue is reported."""
         self._end(self.ended.pop(), by_itself=False)
 
-    @rule(num_blocks=st.integers(0, 24))
+    @rule(num_blocks=st.integers(0, 60))
     def resize(self, num_blocks: int) -> None:
         """The pool shrinks or grows under the queue."""
         self.engine.withhold(num_blocks)

@@ -24,6 +24,7 @@ def settings(draw: st.DrawFn) -> Settings:
         low_available_tokens_threshold=draw(st.sampled_from([0, 64, 160, 4096])),
         short_decode_token_threshold=draw(st.sampled_from([0, 2, 32, 128, 200])),
         ewma_alpha=draw(st.sampled_from([0.1, 0.5, 1.0])),
+        look_ahead=draw(st.booleans()),
     )
 
 
@@ -31,7 +32,7 @@ def settings(draw: st.DrawFn) -> Settings:
 def engines(draw: st.DrawFn) -> FakeEngine:
     """Engines with a pool of a few blocks."""
     return FakeEngine(
-        usable_blocks=draw(st.integers(1, 24)),
+        usable_blocks=draw(st.integers(1, 60)),
         block_size=BLOCK_SIZE,
         step_tokens=draw(st.sampled_from([16, 48, 8192])),
         lookahead_tokens=draw(st.sampled_from([0, 0, 3])),
@@ -43,7 +44,7 @@ def requests(draw: st.DrawFn, request_id: str) -> FakeRequest:
     """A request whose prompt takes up to six blocks, tagged with a job or naming it otherwise."""
     job = draw(job_names)
     named = draw(st.booleans())
-    max_tokens = draw(st.integers(1, 200))
+    max_tokens = draw(st.integers(1, 400))
     return FakeRequest(
         request_id=request_id if named else f"{request_id}#job_name[{job}]#",
         num_prompt_tokens=draw(st.integers(1, 6 * BLOCK_SIZE)),
