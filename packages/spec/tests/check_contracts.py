@@ -30,7 +30,7 @@ ONLY_SEARCHED = {
 }
 
 SECONDS_TO_PROVE = 20
-SECONDS_TO_SEARCH = 5
+SECONDS_TO_SEARCH = 3
 
 _LINE = re.compile(r"^(?P<file>.+?):(?P<line>\d+): (?P<kind>\w+): (?P<text>.*)$")
 
