@@ -38,9 +38,10 @@ def section(name: str) -> Iterator[str]:
     yield f"## `{name}`\n"
     yield from body(inspect.getdoc(module) or "", imports=f"    >>> from batchjob_spec.{name} import *\n")
     for member in public_members(module):
-        yield f"### `{member.__name__}`\n"
+        name = member.__name__
+        yield f"### `{name}`\n"
         if inspect.isfunction(member) or is_dataclass(member):
-            yield f"    {member.__name__}{signature(member)}\n"
+            yield f"    {name}{signature(member)}\n"
         yield from body(inspect.getdoc(member) or "")
 
 

@@ -9,7 +9,7 @@ if find_spec("hypothesis_crosshair_provider"):
     settings.register_profile(
         "crosshair",
         backend="crosshair",
-        max_examples=40,
+        max_examples=25,
         deadline=None,
         database=None,
         suppress_health_check=slow,

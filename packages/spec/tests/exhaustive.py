@@ -202,7 +202,7 @@ def small_system(
 NO_RESERVE = replace(SETTINGS, reserve_margin_blocks=0, reserve_max_blocks=0)
 
 QUICK = {
-    "a reserve": small_system((3, 3), (2, 1), (4, 1), (1, 2)),
+    "a reserve": small_system((4, 2), (2, 1), (3, 1), (1, 2)),
     "no reserve": small_system((1, 4), (1, 4), (1, 1), settings=NO_RESERVE),
 }
 
