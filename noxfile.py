@@ -65,10 +65,26 @@ def typing(session: nox.Session) -> None:
 
 @nox.session
 def contracts(session: nox.Session) -> None:
-    """Prove or search the contracts of the specification's scalar rules with CrossHair."""
-    session.install(*group("contracts"))
+    """Prove or search the contracts of the specification with CrossHair, and search its sequence rules."""
+    session.install(*group("contracts"), *group("test"))
     session.install("-e", "packages/spec")
     session.run("python", "packages/spec/tests/check_contracts.py")
+    sequence_rules = "packages/spec/tests/test_sequence_rules.py"
+    session.run("pytest", "--hypothesis-profile=crosshair", sequence_rules, *session.posargs)
+
+
+@nox.session
+def properties(session: nox.Session) -> None:
+    """Look at all histories of the larger small systems, and print how many states each has."""
+    session.install("-e", "packages/spec")
+    session.run("python", "packages/spec/tests/exhaustive.py")
+
+
+@nox.session
+def reference(session: nox.Session) -> None:
+    """Write docs/reference/spec.md from the docstrings of the specification."""
+    session.install("-e", "packages/spec")
+    session.run("python", "docs/generate_reference.py")
 
 
 @nox.session

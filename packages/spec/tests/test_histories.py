@@ -1,17 +1,27 @@
-"""The invariants hold after every event of random histories, and each of them can be broken."""
+"""The rules hold after every event of random histories, and each invariant can be broken.
+
+The events of the first histories come in any order, also in one that no engine produces. Those of the
+second come from the specification's own engine, which then brings the batch to its end.
+"""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchjob_spec import invariants, queue
+from batchjob_spec import invariants, model, queue
 from batchjob_spec.errors import DuplicateRequestError, WrongPhaseError
 from batchjob_spec.jobs import JobTable
 from batchjob_spec.queue import Phase, Pool, Request, Settings
+
+sys.path.insert(0, str(Path(__file__).parent))
+import exhaustive  # the script beside this file, which looks at all histories of small systems
 
 BLOCK = 16
 
@@ -93,6 +103,54 @@ def test_q5_the_order_of_the_members_in_the_state_does_not_matter(states):
     assert queue.offer(replace(state, members=state.members[::-1])) == queue.offer(state)
 
 
+@st.composite
+def systems(draw):
+    """Systems too large to look at all of their histories."""
+    usable = draw(st.integers(1, 12))
+    pool = Pool(usable, usable, block_size=4, step_tokens=draw(st.sampled_from([3, 8, 100])))
+    settings = Settings(
+        max_jobs=draw(st.integers(0, 2)),
+        reserve_margin_blocks=draw(st.integers(0, 3)),
+        reserve_max_blocks=draw(st.integers(0, 4)),
+        low_available_tokens_threshold=draw(st.sampled_from([0, 12, 4096])),
+        short_decode_token_threshold=draw(st.sampled_from([1, 4])),
+    )
+    lengths = draw(st.lists(st.tuples(st.integers(1, 24), st.integers(1, 12)), min_size=1, max_size=12))
+    requests = [
+        Request(f"r{number}", draw(st.sampled_from("abcd")), prompt, most, priority=draw(st.integers(0, 1)))
+        for number, (prompt, most) in enumerate(lengths)
+    ]
+    return model.begin(requests, pool, settings, draw(st.booleans()))
+
+
+def after(system, event, following, everyone):
+    """The system after an event, each of whose moments keeps the rules."""
+    changes = [(system, following, {event.split()[-1]})]
+    if event == "step":
+        moments = pairwise([system, *model.moments(system)])
+        changes = [(one, next_one, exhaustive.one_token_from_the_end(one)) for one, next_one in moments]
+    for one, next_one, may_end in changes:
+        faults = exhaustive.faults_of_a_change(one, next_one, may_end)
+        assert faults + exhaustive.faults_of_a_state(next_one, everyone) == []
+    return following
+
+
+@given(systems(), st.data())
+def test_p1_p3_p4_whole_batches_keep_the_rules_and_end(system, data):
+    everyone = {request.request_id for request in system.absent}
+    for _ in range(data.draw(st.integers(0, 40))):
+        event, following = data.draw(st.sampled_from(list(exhaustive.events(system))))
+        system = after(system, event, following, everyone)
+    for request in system.absent:
+        system = model.arrive(system, request.request_id)
+    seen = set()
+    while system.state.members:
+        assert model.canonical(system) not in seen, "steps alone come back to this state"
+        seen.add(model.canonical(system))
+        system = after(system, "step", model.step(system), everyone)
+    assert system.ended == everyone
+
+
 # --- each invariant says no when it is broken ----------------------------------------------------------
 
 
@@ -128,6 +186,11 @@ def test_an_offer_beyond_the_budget_is_noticed(state):
 def test_an_idle_queue_is_noticed(state):
     assert not invariants.nothing_that_fits_waits_behind_what_does_not(state, None)
     assert not invariants.an_idle_engine_is_offered_what_fits_the_empty_pool(state, None)
+
+
+def test_an_offer_of_the_second_in_the_order_is_noticed(state):
+    assert invariants.nothing_that_fits_comes_before_what_is_offered(state, request("a"))
+    assert not invariants.nothing_that_fits_comes_before_what_is_offered(state, request("b"))
 
 
 def test_too_many_jobs_are_noticed(state):

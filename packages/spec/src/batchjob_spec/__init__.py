@@ -1,10 +1,11 @@
 """The rules of batch-job-aware scheduling as pure functions on frozen values.
 
 Start at :func:`batchjob_spec.queue.offer`, the one function that says which waiting request is
-next. The rules have numbers (J1, E2, V3, ...), listed in ``docs/properties.md``.
+next. :mod:`batchjob_spec.model` is the whole system around it, and says what is not promised. The rules
+have numbers (J1, E2, V3, ...), listed in ``docs/properties.md``.
 """
 
-from batchjob_spec import blocks, estimator, invariants, jobs, ordering, queue, reservation
+from batchjob_spec import blocks, estimator, invariants, jobs, model, ordering, queue, reservation
 from batchjob_spec.errors import SpecError
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "estimator",
     "invariants",
     "jobs",
+    "model",
     "ordering",
     "queue",
     "reservation",

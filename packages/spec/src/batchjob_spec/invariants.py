@@ -1,4 +1,14 @@
-"""What holds of every state, as predicates named by what they say."""
+"""What holds of every state, as predicates named by what they say.
+
+They are checked on random histories and on all histories of small systems, and any queue that keeps a
+:class:`batchjob_spec.queue.State` can be judged by them. :func:`broken` names those that do not hold:
+
+>>> state = queue.arrive(queue.start(queue.Pool(10, 10)), Request("a", "news", 40, max_tokens=8))
+>>> broken(state)
+[]
+>>> nothing_that_fits_waits_behind_what_does_not(state, None)   # if nothing were offered now
+False
+"""
 
 from __future__ import annotations
 
@@ -43,6 +53,15 @@ def nothing_that_fits_waits_behind_what_does_not(state: State, offered: Request 
     return offered is not None or not queue.admissible(state, queue.budget_tokens(state))
 
 
+def nothing_that_fits_comes_before_what_is_offered(state: State, offered: Request | None) -> bool:
+    """O0 to O5: what is offered is the first in the order among all that fit the budget."""
+    candidates = queue.admissible(state, queue.budget_tokens(state))
+    if offered is None or not candidates:
+        return True
+    places = {member.request.request_id: queue.order_key(state, member) for member in candidates}
+    return places.get(offered.request_id) == min(places.values())
+
+
 def an_idle_engine_is_offered_what_fits_the_empty_pool(state: State, offered: Request | None) -> bool:
     """P1: if nothing runs and something fits the empty pool, one is offered."""
     serveable = [m for m in state.waiting if not queue.can_never_fit(m, state.pool)]
@@ -85,6 +104,7 @@ OFFER_INVARIANTS = (
     what_is_offered_waits,
     what_is_offered_fits,
     nothing_that_fits_waits_behind_what_does_not,
+    nothing_that_fits_comes_before_what_is_offered,
     an_idle_engine_is_offered_what_fits_the_empty_pool,
 )
 """Hold of a state and of what is offered in it."""

@@ -23,6 +23,10 @@ def tagged_job(request_id: str) -> str | None:
     'news'
     >>> tagged_job("#job_name[]#job_name[a]#"), tagged_job("#job_name[a[b]]#"), tagged_job("req_001")
     ('a', None, None)
+
+    post: __return__ is None or f"#job_name[{__return__}]#" in request_id
+    post: __return__ is None or (__return__ != "" and not set(__return__) & set("[]"))
+    post: __return__ is None or request_id.find("#job_name[") <= request_id.find(f"#job_name[{__return__}]#")
     """
     start = request_id.find(_OPENING)
     while start >= 0:
@@ -37,10 +41,15 @@ def tagged_job(request_id: str) -> str | None:
 def job_name(request_id: str, extra_args: Mapping[str, object] | None = None) -> str:
     """J1 to J3: ``job_name`` among the extra sampling arguments, else the tag, else the default job.
 
+    Callers whose requests the engine numbers cannot write a tag, so the argument is theirs; it wins
+    because it was given on purpose.
+
     >>> job_name("#job_name[news]#1", {"job_name": "chat"}), job_name("#job_name[news]#1", {"job_name": ""})
     ('chat', 'news')
     >>> job_name("1")
     '__default__'
+
+    post: __return__ != ""
     """
     named = (extra_args or {}).get("job_name")
     if isinstance(named, str) and named:
@@ -92,13 +101,25 @@ class JobTable:
 
 
 def idle_jobs(table: JobTable, live: Collection[str]) -> tuple[Job, ...]:
-    """The tracked jobs that have nothing waiting or running, the least recently used first."""
+    """The tracked jobs that have nothing waiting or running, the least recently used first.
+
+    >>> table = JobTable(max_jobs=3, tracked=(Job("a", 0, 7), Job("b", 1, 4), Job("c", 2, 5)))
+    >>> [job.name for job in idle_jobs(table, live={"c"})]
+    ['b', 'a']
+
+    post: not {job.name for job in __return__} & {*live, DEFAULT_JOB}
+    post: all(earlier.last_used <= later.last_used for earlier, later in zip(__return__, __return__[1:]))
+    """
     idle = (job for job in table.tracked if job.name not in live and job.name != DEFAULT_JOB)
     return tuple(sorted(idle, key=lambda job: job.last_used))
 
 
 def has_free_place(table: JobTable) -> bool:
-    """Whether one more job can be tracked without another one giving up its place."""
+    """Whether one more job can be tracked without another one giving up its place.
+
+    >>> has_free_place(JobTable(max_jobs=1)), has_free_place(JobTable(max_jobs=1, tracked=(Job("a", 0, 0),)))
+    (True, False)
+    """
     named = sum(job.name != DEFAULT_JOB for job in table.tracked)
     return table.max_jobs == 0 or named < table.max_jobs
 
@@ -111,11 +132,18 @@ def evict(table: JobTable, job: Job) -> JobTable:
 def track(table: JobTable, name: str, live: Collection[str], now: int) -> JobTable:
     """J4: give ``name`` a place, or note that it waits for one; ``live`` names jobs with requests.
 
+    A job with requests keeps its place, since its statistics are in use. Nothing is ever refused: an
+    exception here would end the engine and the whole batch.
+
     >>> full = track(JobTable(max_jobs=1), "a", {"a"}, now=0)
     >>> [job.name for job in track(full, "b", {"a", "b"}, now=1).tracked]
     ['a', '__default__']
     >>> [job.name for job in track(full, "b", {"b"}, now=1).tracked]
     ['b']
+
+    pre: table.max_jobs >= 0
+    post: __return__.find(name) is not None or name in __return__.displaced
+    post: __return__.displaced == table.displaced or __return__.find(DEFAULT_JOB) is not None
     """
     if table.find(name) or name in table.displaced:
         return table
@@ -133,6 +161,13 @@ def settle(table: JobTable, live: Collection[str], now: int) -> tuple[JobTable, 
 
     A displaced name without requests is forgotten. Without a limit on jobs, the statistics of
     the least recently used idle ones are.
+
+    >>> full = JobTable(max_jobs=1, tracked=(Job("a", 0, 0), Job(DEFAULT_JOB, 1, 1)), displaced=("b",))
+    >>> settle(full, live={"a", "b"}, now=2) == (full, ())
+    True
+    >>> table, promoted = settle(full, live={"b"}, now=2)   # the last request of "a" has ended
+    >>> [job.name for job in table.tracked], promoted
+    (['__default__', 'b'], ('b',))
     """
     table = replace(table, displaced=tuple(name for name in table.displaced if name in live))
     promoted: list[str] = []

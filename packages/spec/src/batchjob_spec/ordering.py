@@ -25,7 +25,8 @@ class Tier(IntEnum):
 def is_probe(ordinal: int, observations: int, started: int) -> bool:
     """O2: one of a job's first requests, of a job of which little was observed and little has started.
 
-    ``ordinal`` counts the requests of the job as they arrive, from 0.
+    ``ordinal`` counts the requests of the job as they arrive, from 0. Without probes the length of a
+    job that is placed late would be learnt late, when its order matters no more.
 
     >>> is_probe(2, 0, 0), is_probe(3, 0, 0), is_probe(0, 3, 0), is_probe(0, 0, 3)
     (True, False, False, False)
@@ -41,6 +42,9 @@ def is_probe(ordinal: int, observations: int, started: int) -> bool:
 def is_short(predicted: int, short_decode_token_threshold: int) -> bool:
     """O3: a job is short if its predicted decode length is at most the threshold.
 
+    >>> is_short(32, 32), is_short(33, 32)
+    (True, False)
+
     post: __return__ != (predicted > short_decode_token_threshold)
     """
     return predicted <= short_decode_token_threshold
@@ -48,6 +52,9 @@ def is_short(predicted: int, short_decode_token_threshold: int) -> bool:
 
 def class_rank(short: bool, budget: int, low_available_tokens_threshold: int) -> int:
     """O4: long jobs first while more than the threshold is free, else short jobs first.
+
+    What decodes long must start early, or it runs alone at the end. Short ones fill what is left over,
+    and give it back soon.
 
     >>> class_rank(False, 5000, 4096), class_rank(True, 5000, 4096), class_rank(True, 4096, 4096)
     (0, 1, 0)
@@ -61,12 +68,26 @@ def class_rank(short: bool, budget: int, low_available_tokens_threshold: int) ->
 
 
 def preempted_key(priority: int, preempted_at: int) -> OrderKey:
-    """O0 and O1: among preempted requests of one priority the one preempted first."""
+    """O0 and O1: preempted requests before all others of their priority, the one preempted first.
+
+    They are what the engine has spent work on already, and a long wait would cost the makespan.
+
+    >>> preempted_key(0, 9) < probe_key(0, 1) < preempted_key(1, 2)
+    True
+
+    post: __return__ < probe_key(priority, 0) and __return__ > probe_key(priority - 1, 0)
+    """
     return (priority, Tier.PREEMPTED, preempted_at)
 
 
 def probe_key(priority: int, arrival: int) -> OrderKey:
-    """O0 and O2: among probes of one priority the one that arrived first."""
+    """O0 and O2: then the probes of that priority, the one that arrived first.
+
+    >>> probe_key(0, 9) < regular_key(0, 0, 500, 1, 40, 7)
+    True
+
+    post: preempted_key(priority, 0) < __return__ < preempted_key(priority + 1, 0)
+    """
     return (priority, Tier.PROBE, arrival)
 
 
@@ -75,7 +96,13 @@ def regular_key(
 ) -> OrderKey:
     """O0, O4 and O5: the class of the job, its prediction, the job; inside it the need, then arrival.
 
-    >>> regular_key(0, 0, 500, 1, 40, 7) < regular_key(0, 0, 400, 0, 90, 2)
+    The job stands before the need, so that requests of one job run together and share their prefix.
+
+    >>> regular_key(0, 0, 500, 1, 40, 7) < regular_key(0, 0, 400, 0, 90, 2)   # the greater prediction
     True
+    >>> regular_key(0, 0, 500, 1, 90, 7) < regular_key(0, 0, 500, 1, 40, 2)   # inside a job the greater need
+    True
+
+    post: probe_key(priority, 0) < __return__ < preempted_key(priority + 1, 0)
     """
     return (priority, Tier.REGULAR, rank, -predicted, job_appeared, -need, arrival)
