@@ -40,6 +40,11 @@ class IgnoresTheWholeSequence(FakeKVCacheManager):
         return True
 
 
+class AsksForMoreThanTheWindow(FakeKVCacheGroup):
+    def blocks_needed_at_most(self, *arguments):
+        return self.blocks_needed(*arguments)
+
+
 class ChangesOnRefusal(FakeKVCacheManager):
     """Takes what is there, and gives it back only when the request ends."""
 
@@ -149,6 +154,7 @@ MUTANTS = {
     RefusesTheLastBlock: "K3",
     ChangesOnRefusal: "K3",
     IgnoresTheWholeSequence: "K4",
+    AsksForMoreThanTheWindow: "K4",
     HandsOutTheNullBlock: "K5",
     DoubleAllocates: "K2",
     CountsNoReferences: "K2",
@@ -209,11 +215,17 @@ def test_the_examples_accept_the_fake_itself():
     assert rules_broken(FakeKVCacheManager) == (set(), [])
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+RARELY_MET = {AsksForMoreThanTheWindow}
+"""Random histories seldom meet the bound of a window's admission; an example states it."""
+
+
+@pytest.mark.parametrize(
+    "mutant", [mutant for mutant in MUTANTS if mutant not in RARELY_MET], ids=lambda mutant: mutant.__name__
+)
 def test_random_histories_reject_a_mutant(mutant):
-    machine = kv_histories(factory_of(mutant), (None, BLOCK + 2), enable_caching=True)
+    machine = kv_histories(factory_of(mutant), (BLOCK + 2,), enable_caching=True)
     settings = hypothesis_settings(
-        max_examples=400, stateful_step_count=40, deadline=None, derandomize=True, phases=[Phase.generate]
+        max_examples=2000, stateful_step_count=40, deadline=None, derandomize=True, phases=[Phase.generate]
     )
     with pytest.raises((AssertionError, ValueError)):
         run_state_machine_as_test(machine, settings=settings)

@@ -157,6 +157,12 @@ class KVManagerContract:
             assert kv.start(request, BLOCK, whole=True) is admitted
             assert kv.free_blocks() == (2 if admitted else 3)
 
+    def test_k4_a_window_needs_no_more_than_it_holds_while_a_step_is_computed(self, make_ledger: Any) -> None:
+        """The 4 tokens before the next and a step's 4 lie in 3 blocks at most, of a sequence of 5."""
+        for usable_blocks, admitted in ((3, True), (2, False)):
+            kv = make_ledger(usable_blocks, sliding_windows=(BLOCK + 1,), max_in_flight_tokens=BLOCK)
+            assert kv.start(prompt("a", (1, 5 * BLOCK)), BLOCK, whole=True) is admitted
+
     def test_k5_no_block_has_two_owners(self, make_ledger: Any) -> None:
         kv = make_ledger(6)
         requests = [prompt(name, (1, 2 * BLOCK)) for name in ("a", "b", "c")]
@@ -353,7 +359,7 @@ class KVHistories(RuleBasedStateMachine):
         self.arrivals = 0
 
     @initialize(
-        usable_blocks=st.integers(1, 14),
+        usable_blocks=st.integers(2, 16),
         block_size=st.sampled_from([BLOCK, 1, 3]),
         max_model_len=st.sampled_from([4096, 14]),
         max_in_flight_tokens=st.sampled_from([4096, 3]),
@@ -374,7 +380,7 @@ class KVHistories(RuleBasedStateMachine):
             ),
         )
 
-    @rule(shared=st.integers(0, 12), other=st.integers(0, 4), own=st.integers(0, 6))
+    @rule(shared=st.sampled_from([0, 4, 9, 12]), other=st.integers(0, 4), own=st.integers(0, 9))
     def arrive(self, shared: int, other: int, own: int) -> None:
         """A request whose prompt may begin as that of others."""
         request = prompt(f"r{self.arrivals}", (1, shared), (2, other), (10 + self.arrivals, own))

@@ -193,7 +193,7 @@ class KVLedger:
         whole_fits = not whole or self._whole_sequence_fits(request, inside)
         held = self._held(self._tables | {name: inside})
         usable = self.options.num_gpu_blocks - 1
-        fits = whole_fits and len(held) + self._growth(inside, slots) <= usable
+        tokens_fit = len(held) + self._growth(inside, slots) <= usable
 
         answer = self.manager.allocate_slots(
             request,
@@ -207,8 +207,8 @@ class KVLedger:
             f"allocate_slots({name}, {new_tokens}, cached {num_hit_tokens}, lookahead {lookahead}, {whole=})"
         )
         self._record(f"{call} -> {answer}")
-        rule = "K3" if whole_fits else "K4"
-        self._expect(rule, f"whether {call} is granted", answer is not None, fits)
+        rule = "K4" if whole and tokens_fit else "K3"
+        self._expect(rule, f"whether {call} is granted", answer is not None, whole_fits and tokens_fit)
         if answer is None:
             self._take_over_refusal(name, inside)
         else:
