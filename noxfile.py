@@ -113,7 +113,11 @@ def import_everything(name: str) -> tuple[str, ...]:
 IMPORT_EVERYTHING = """
 import importlib, importlib.metadata, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
-need_an_engine = {"batchjob_scheduler.scheduler", "batchjob_testkit.vllm_scheduler"}
+need_an_engine = {
+    "batchjob_scheduler.scheduler",
+    "batchjob_testkit.vllm_scheduler",
+    "batchjob_testkit.vllm_kv_cache",
+}
 for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
     if module.name not in need_an_engine and not module.name.endswith("__main__"):
         importlib.import_module(module.name)

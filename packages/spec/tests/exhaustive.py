@@ -98,7 +98,7 @@ def faults_of_a_change(before: System, after: System, may_end: set[str]) -> list
             faults.append(f"P4: {name} was preempted and is not held back")
     admitted = set(after.running) - set(before.running)
     back = [name for name in admitted if before.running and before.state.find(name).held_back]
-    crowded = [name for name in back if peak_tokens(before, name) > capacity(before)]
+    crowded = [name for name in back if peak_tokens(before, name) > queue.attainable_tokens(before.state)]
     if crowded:
         faults.append(f"P4: {crowded} came back without room at the predicted peak")
     return faults
@@ -109,16 +109,16 @@ def capacity(system: System) -> int:
 
 
 def peak_tokens(system: System, candidate: str) -> int:
-    """V5 for what runs and the candidate, by letting all of them decode step by step."""
+    """V5 for what runs and the candidate, by letting all of them decode step by step until it ends."""
     size = system.state.pool.block_size
     members = [system.state.find(name) for name in (*system.running, candidate)]
     lengths = [
         (-(-member.request.known_tokens // size) * size, queue.remaining_tokens(system.state, member))
         for member in members
     ]
-    longest = max(remaining for _, remaining in lengths)
+    _, until = lengths[-1]
     return max(
-        sum(held + step for held, remaining in lengths if remaining >= step) for step in range(1, longest + 1)
+        sum(held + step for held, remaining in lengths if remaining >= step) for step in range(1, until + 1)
     )
 
 

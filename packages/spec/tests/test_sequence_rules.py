@@ -42,13 +42,16 @@ def test_j4_no_number_of_jobs_exceeds_the_limit(arrivals, max_jobs):
 LONGEST = 8
 
 
-@given(st.lists(st.tuples(st.integers(0, 100), st.integers(1, LONGEST)), max_size=4))
-def test_v5_the_peak_is_the_most_that_a_step_by_step_decode_holds(members):
+HELD_AND_REMAINING = st.tuples(st.integers(0, 100), st.integers(1, LONGEST))
+
+
+@given(st.lists(HELD_AND_REMAINING, max_size=3), HELD_AND_REMAINING)
+def test_v5_the_peak_is_the_most_that_a_step_by_step_decode_holds(running, candidate):
     peak = 0
-    for step in range(1, LONGEST + 1):
-        there = [held + step for held, remaining in members if remaining >= step]
+    for step in range(1, candidate[1] + 1):
+        there = [held + step for held, remaining in [*running, candidate] if remaining >= step]
         peak = max(peak, sum(there))
-    assert predicted_peak_tokens(members) == peak
+    assert predicted_peak_tokens(running, candidate) == peak
 
 
 # --- O0 to O5 ---------------------------------------------------------------------------------------

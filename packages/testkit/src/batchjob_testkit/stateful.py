@@ -178,7 +178,7 @@ class QueueLockstep(RuleBasedStateMachine):
     def teardown(self) -> None:
         """The engine's ledger is whole."""
         if hasattr(self, "engine"):
-            self.engine.kv_cache_manager.check_integrity()
+            self.engine.check_integrity()
 
     # --- helpers ----------------------------------------------------------------------------------
 

@@ -2,10 +2,11 @@
 
 from batchjob_testkit.fakes.block_pool import FakeBlockPool
 from batchjob_testkit.fakes.engine import FakeEngine
-from batchjob_testkit.fakes.kv_cache_manager import FakeKVCacheManager
+from batchjob_testkit.fakes.kv_cache_manager import BlockIds, FakeKVCacheManager
 from batchjob_testkit.fakes.request import FakeRequest, FakeSamplingParams
 
 __all__ = [
+    "BlockIds",
     "FakeBlockPool",
     "FakeEngine",
     "FakeKVCacheManager",

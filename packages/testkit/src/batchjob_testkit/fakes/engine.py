@@ -57,7 +57,10 @@ class FakeEngine:
         """Compute a request's next tokens if they find room; one that has caught up samples one."""
         new_tokens = min(request.num_tokens - request.num_computed_tokens, self.step_tokens)
         blocks = self.kv_cache_manager.allocate_slots(
-            request, new_tokens, self.lookahead_tokens, full_sequence_must_fit
+            request,
+            new_tokens,
+            num_lookahead_tokens=self.lookahead_tokens,
+            full_sequence_must_fit=full_sequence_must_fit,
         )
         if blocks is None:
             return False
@@ -77,3 +80,11 @@ class FakeEngine:
         if request in self._running:
             self._running.remove(request)
         self.kv_cache_manager.free(request)
+
+    def check_integrity(self) -> None:
+        """The KV cache's ledger is whole: what no request holds is free or withheld.
+
+        Raises:
+            AssertionError: with the ledger.
+        """
+        self.kv_cache_manager.check_integrity(held_by_others=self._withheld)
