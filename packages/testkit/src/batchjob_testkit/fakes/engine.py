@@ -57,9 +57,7 @@ class FakeEngine:
         """Count a request, whose tokens found room, among those that run."""
         self._running.append(request)
 
-    def allocate(
-        self, request: FakeRequest, new_tokens: int, full_sequence_must_fit: bool = False
-    ) -> bool:
+    def allocate(self, request: FakeRequest, new_tokens: int, full_sequence_must_fit: bool = False) -> bool:
         """Hold the blocks of a request's next tokens; whether there are enough."""
         blocks = self.kv_cache_manager.allocate_slots(
             request,

@@ -19,9 +19,7 @@ class FCFSQueue:
     ['2', '1']
     """
 
-    def __init__(
-        self, engine: object = None, settings: object = None, priority_policy: bool = False
-    ) -> None:
+    def __init__(self, engine: object = None, settings: object = None, priority_policy: bool = False) -> None:
         """The first two are what any queue is made from; this one needs neither."""
         del engine, settings
         self._priority_policy = priority_policy
