@@ -195,7 +195,7 @@ class FakeEngineCore:
     def _schedule_waiting(self, scheduled: dict[str, int], budget: int) -> None:
         running = self.engine.running()
         while budget and self.queue and len(running) < self.limits.max_num_seqs:
-            request = self.queue.peek_request()
+            request = self._offered()
             new_tokens = request.num_tokens - request.num_computed_tokens
             if new_tokens > budget and not self.limits.enable_chunked_prefill:
                 return
@@ -205,6 +205,13 @@ class FakeEngineCore:
             self.engine.run(self.queue.pop_request())
             scheduled[request.request_id] = new_tokens
             budget -= new_tokens
+
+    def _offered(self) -> FakeRequest:
+        request: FakeRequest = self.queue.peek_request()
+        name = request.request_id
+        assert name in self._tokens, f"Q1: the queue offers {name!r}, which is over: {self.describe()}"
+        assert name not in self.running_ids, f"Q1: the queue offers {name!r}, which runs: {self.describe()}"
+        return request
 
     def _victim(self) -> FakeRequest:
         running = self.engine.running()
