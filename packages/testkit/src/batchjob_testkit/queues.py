@@ -11,11 +11,8 @@ from batchjob_spec.queue import Member, Phase, Settings, State
 from batchjob_testkit.fakes import FakeEngine, FakeRequest
 
 
-class WaitingQueue(Protocol):
-    """vLLM's ``RequestQueue``, and the reports of what has become of the requests.
-
-    ``end`` reports that a request is over; ``unservable`` names those that can never fit (P2).
-    """
+class RequestQueue(Protocol):
+    """vLLM's ``RequestQueue``: what an engine calls."""
 
     def __len__(self) -> int:
         """All that wait."""
@@ -46,6 +43,10 @@ class WaitingQueue(Protocol):
 
     def remove_requests(self, requests: Iterable[Any]) -> None:
         """Take several off the queue."""
+
+
+class WaitingQueue(RequestQueue, Protocol):
+    """A queue that hears of ends with ``end``, and names what can never fit in ``unservable`` (P2)."""
 
     def end(self, request_id: str, *, by_itself: bool) -> None:
         """One is over."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from batchjob_spec.blocks import blocks_for
 from batchjob_spec.queue import Settings
+from batchjob_testkit.batches import Abort, Batch, Event, Steps, Submit
+from batchjob_testkit.engines import EngineLimits
 from batchjob_testkit.fakes import FakeEngine, FakeRequest, FakeSamplingParams
 
 JOB_NAMES = ("news", "chat", "labels", "code", "__default__")
@@ -54,4 +57,55 @@ def requests(draw: st.DrawFn, request_id: str) -> FakeRequest:
             min_tokens=draw(st.integers(0, min(4, max_tokens))),
             extra_args={"job_name": job} if named else None,
         ),
+    )
+
+
+@st.composite
+def engine_limits(draw: st.DrawFn) -> EngineLimits:
+    """Limits that bind: a pool of a few blocks, a few requests at once, prefills in many chunks."""
+    max_model_len = 256
+    chunked = draw(st.booleans())
+    # Without chunked prefill a step must hold the longest prompt.
+    step_tokens = [8, 24, 64, 512] if chunked else [max_model_len, 2 * max_model_len]
+    return EngineLimits(
+        num_blocks=1 + draw(st.integers(1, 32)),
+        block_size=draw(st.sampled_from([4, 16])),
+        max_num_seqs=draw(st.integers(1, 8)),
+        max_num_batched_tokens=draw(st.sampled_from(step_tokens)),
+        max_model_len=max_model_len,
+        policy=draw(st.sampled_from(["fcfs", "priority"])),
+        enable_chunked_prefill=chunked,
+    )
+
+
+@st.composite
+def batches(draw: st.DrawFn, *, all_fit: bool = False) -> Batch:
+    """Batches of up to ten requests; with ``all_fit`` the whole pool can hold each one to its end."""
+    limits = draw(engine_limits())
+    events: list[Event] = []
+    for number in range(draw(st.integers(1, 10))):
+        request = draw(submissions(number))
+        blocks = blocks_for(request.prompt_tokens + request.output_tokens, limits.block_size)
+        if all_fit and blocks > limits.usable_blocks:
+            prompt, output = (limits.usable_blocks * limits.block_size) - 1, 1
+            request = Submit(request.request_id, prompt, output, output, request.priority)
+        events.append(request)
+        if draw(st.booleans()):
+            events.append(Steps(draw(st.integers(1, 12))))
+        if draw(st.sampled_from([False, False, False, True])):
+            names = [event.request_id for event in events if isinstance(event, Submit)]
+            events.append(Abort(draw(st.sampled_from(names))))
+    return Batch(limits, tuple(events))
+
+
+@st.composite
+def submissions(draw: st.DrawFn, number: int) -> Submit:
+    """The arrival of a request of some job; names sort in the order of arrival."""
+    decode_tokens = draw(st.integers(1, 60))
+    return Submit(
+        request_id=f"{number:03}#job_name[{draw(job_names)}]#",
+        prompt_tokens=draw(st.integers(1, 96)),
+        decode_tokens=decode_tokens,
+        max_tokens=draw(st.sampled_from([decode_tokens, 100, 5])),
+        priority=draw(st.integers(-1, 1)),
     )

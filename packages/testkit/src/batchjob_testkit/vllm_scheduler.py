@@ -31,8 +31,14 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-STOP_TOKEN = 1
-"""The token on which every request made here stops."""
+from batchjob_testkit.engines import (
+    MAX_IDLE_STEPS,
+    STOP_TOKEN,
+    EngineLimits,
+    NoProgressError,
+    Outcome,
+    sampled_token,
+)
 
 _MODEL_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -49,17 +55,10 @@ _MODEL_CONFIG = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """The engine around the scheduler; ``num_blocks`` includes the null block that vLLM keeps."""
+class EngineOptions(EngineLimits):
+    """The engine around the scheduler."""
 
-    num_blocks: int = 1001
-    block_size: int = 16
-    max_num_seqs: int = 16
-    max_num_batched_tokens: int = 8192
-    max_model_len: int = 8192
-    policy: str = "fcfs"
     async_scheduling: bool = False
-    enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = False
     additional_config: dict[str, Any] = field(default_factory=dict)
     scheduler_config: dict[str, Any] = field(default_factory=dict)
@@ -121,19 +120,6 @@ def make_scheduler(scheduler_cls: type[Any], options: EngineOptions) -> Any:
     )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a request ended: its tokens, its finish reason as vLLM names it, and a stop reason."""
-
-    tokens: tuple[int, ...]
-    finish_reason: str
-    stop_reason: int | str | None
-
-
-class NoProgressError(AssertionError):
-    """The scheduler computed nothing for many steps although requests are unfinished."""
-
-
 class VirtualEngine:
     """An engine core that schedules, pretends to compute, and collects what comes out.
 
@@ -146,6 +132,7 @@ class VirtualEngine:
         self.steps: list[dict[str, int]] = []
         """The tokens scheduled per request, a step each."""
         self.outcomes: dict[str, Outcome] = {}
+        self.answers: list[tuple[str, Outcome]] = []
         self.requests: dict[str, Request] = {}
         self._decode_tokens: dict[str, int] = {}
         self._tokens: dict[str, list[int]] = {}
@@ -168,6 +155,11 @@ class VirtualEngine:
         """Blocks that can be allocated now."""
         free: int = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         return free
+
+    @property
+    def running_ids(self) -> list[str]:
+        """The requests that run."""
+        return [request.request_id for request in self.scheduler.running]
 
     def submit(
         self,
@@ -205,9 +197,10 @@ class VirtualEngine:
         return request
 
     def abort(self, request_id: str) -> None:
-        """The client goes away."""
-        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
-        self.outcomes[request_id] = Outcome(tuple(self._tokens[request_id]), "abort", None)
+        """The client goes away; of a request that is unknown or over, nothing changes."""
+        if request_id in self.requests and request_id not in self.outcomes:
+            self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+            self._answer(request_id, "abort", None)
 
     def step(self) -> dict[str, int]:
         """One step of the engine; returns the tokens that it scheduled per request."""
@@ -219,7 +212,7 @@ class VirtualEngine:
             self._take_in()
         return self.steps[-1]
 
-    def run(self, *, max_idle_steps: int = 20, max_steps: int = 100_000) -> None:
+    def run(self, *, max_idle_steps: int = MAX_IDLE_STEPS, max_steps: int = 100_000) -> None:
         """Step until every request has ended.
 
         Raises:
@@ -238,7 +231,7 @@ class VirtualEngine:
             running, waiting = self.scheduler.get_request_counts()
             raise NoProgressError(
                 f"{running} running and {waiting} waiting requests after {len(self.steps)} steps, "
-                f"{self.num_free_blocks} of {self.options.num_blocks - 1} blocks free"
+                f"{self.num_free_blocks} of {self.options.usable_blocks} blocks free"
             )
         self.scheduler.schedule()  # lets the scheduler settle what ended last
 
@@ -251,7 +244,7 @@ class VirtualEngine:
         assert self.outcomes.keys() == self.requests.keys(), (
             f"without an outcome: {self.requests.keys() - self.outcomes.keys()}"
         )
-        usable = self.options.num_blocks - 1
+        usable = self.options.usable_blocks
         assert self.num_free_blocks == usable, f"{self.num_free_blocks} of {usable} blocks are free"
         assert not self.scheduler.requests, f"the scheduler keeps {list(self.scheduler.requests)}"
 
@@ -265,7 +258,7 @@ class VirtualEngine:
                 continue
             position = request.num_output_tokens + self._pending[name] + 1
             self._pending[name] += 1
-            sampled.append([STOP_TOKEN if position == self._decode_tokens[name] else 100 + position])
+            sampled.append([sampled_token(position, self._decode_tokens[name])])
         return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: position for position, name in enumerate(names)},
@@ -280,11 +273,10 @@ class VirtualEngine:
             for result in of_client.outputs:
                 self._tokens[result.request_id] += result.new_token_ids
                 if result.finish_reason is not None:
-                    self._finish(result)
+                    self._answer(result.request_id, str(result.finish_reason), result.stop_reason)
 
-    def _finish(self, result: Any) -> None:
-        name = result.request_id
+    def _answer(self, name: str, finish_reason: str, stop_reason: int | str | None) -> None:
         assert name not in self.outcomes, f"{name} was answered twice"
-        self.outcomes[name] = Outcome(
-            tuple(self._tokens[name]), str(result.finish_reason), result.stop_reason
-        )
+        outcome = Outcome(tuple(self._tokens[name]), finish_reason, stop_reason)
+        self.outcomes[name] = outcome
+        self.answers.append((name, outcome))

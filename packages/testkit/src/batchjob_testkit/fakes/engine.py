@@ -49,20 +49,28 @@ class FakeEngine:
     def start(self, request: FakeRequest) -> bool:
         """Run a request if its first step and all of its tokens find room."""
         if self.step(request, full_sequence_must_fit=True):
-            self._running.append(request)
+            self.run(request)
             return True
         return False
 
-    def step(self, request: FakeRequest, full_sequence_must_fit: bool = False) -> bool:
-        """Compute a request's next tokens if they find room; one that has caught up samples one."""
-        new_tokens = min(request.num_tokens - request.num_computed_tokens, self.step_tokens)
+    def run(self, request: FakeRequest) -> None:
+        """Count a request, whose tokens found room, among those that run."""
+        self._running.append(request)
+
+    def allocate(self, request: FakeRequest, new_tokens: int, full_sequence_must_fit: bool = False) -> bool:
+        """Hold the blocks of a request's next tokens; whether there are enough."""
         blocks = self.kv_cache_manager.allocate_slots(
             request,
             new_tokens,
             num_lookahead_tokens=self.lookahead_tokens,
             full_sequence_must_fit=full_sequence_must_fit,
         )
-        if blocks is None:
+        return blocks is not None
+
+    def step(self, request: FakeRequest, full_sequence_must_fit: bool = False) -> bool:
+        """Compute a request's next tokens if they find room; one that has caught up samples one."""
+        new_tokens = min(request.num_tokens - request.num_computed_tokens, self.step_tokens)
+        if not self.allocate(request, new_tokens, full_sequence_must_fit):
             return False
         request.num_computed_tokens += new_tokens
         if request.num_computed_tokens == request.num_tokens:
