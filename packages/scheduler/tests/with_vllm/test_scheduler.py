@@ -22,6 +22,9 @@ pytestmark = pytest.mark.vllm
 
 BLOCK = 16
 
+# Where a preemption is wanted: the look-ahead would avoid it.
+WITHOUT_LOOK_AHEAD = {"look_ahead": False}
+
 
 def section(**settings):
     return {"scheduler_config": {"batch_job_sched_config": {"enabled": True, **settings}}}
@@ -50,6 +53,12 @@ def tagged(job, number):
 def finish_all(engine):
     engine.run()
     engine.check_integrity()
+
+
+def step_until_preemption(engine):
+    while not engine.num_preemptions:
+        assert engine.scheduler.has_unfinished_requests(), "nothing was preempted"
+        engine.step()
 
 
 def order_of_first_steps(engine):
@@ -99,7 +108,7 @@ def test_every_request_is_answered_in_full_and_no_block_leaks(
 
 
 def test_preempted_requests_resume_and_lose_no_token(engine):
-    e = engine(num_blocks=25)
+    e = engine(WITHOUT_LOOK_AHEAD, num_blocks=25)
     for number in range(12):
         e.submit(tagged("long", number), 2 * BLOCK, 100)
     finish_all(e)
@@ -116,6 +125,18 @@ def test_the_children_of_one_request_belong_to_its_job(engine):
     finish_all(e)
     (job,) = e.scheduler.waiting.jobs
     assert (job.name, job.arrived, job.finished) == ("pair", 2, 2)
+
+
+def test_the_look_ahead_lets_less_be_preempted(engine):
+    preemptions = []
+    for settings in (WITHOUT_LOOK_AHEAD, {}):
+        e = engine(settings, num_blocks=101)
+        for number in range(40):
+            e.submit(tagged("long", number), 2 * BLOCK, 200 + 5 * number)
+        finish_all(e)
+        preemptions.append(e.num_preemptions)
+    without, with_look_ahead = preemptions
+    assert with_look_ahead < without / 2
 
 
 # --- aborts ------------------------------------------------------------------------------------------
@@ -157,11 +178,10 @@ def test_abort_while_running(engine):
 
 
 def test_abort_while_preempted(engine):
-    e = engine(num_blocks=17)
+    e = engine(WITHOUT_LOOK_AHEAD, num_blocks=17)
     for number in range(8):
         e.submit(tagged("a", number), 2 * BLOCK, 100)
-    while not e.num_preemptions:
-        e.step()
+    step_until_preemption(e)
     preempted = next(r for r in e.requests.values() if r.status == RequestStatus.PREEMPTED)
     e.abort(preempted.request_id)
     finish_all(e)
@@ -179,11 +199,10 @@ def test_priority_is_the_outermost_key_of_the_order(engine):
 
 
 def test_the_victim_is_the_one_that_vllm_would_choose(engine):
-    e = engine(policy="priority", num_blocks=12)
+    e = engine(WITHOUT_LOOK_AHEAD, policy="priority", num_blocks=12)
     for number, priority in enumerate([0, 5, 1]):
         e.submit(tagged("a", number), 2 * BLOCK, 100, priority=priority)
-    while not e.num_preemptions:
-        e.step()
+    step_until_preemption(e)
     victims = [r.priority for r in e.requests.values() if r.num_preemptions]
     assert victims == [5]
     finish_all(e)
@@ -262,7 +281,7 @@ def test_aborted_requests_are_not_observed_but_stop_strings_are(engine):
 
 
 def test_a_long_prompt_of_an_unknown_job_holds_nobody_up(engine):
-    e = engine(num_blocks=41)
+    e = engine(WITHOUT_LOOK_AHEAD, num_blocks=41)
     e.submit(tagged("known", 0), 30 * BLOCK, 60)
     e.step()
     e.submit(tagged("unknown", 0), 35 * BLOCK, 5)

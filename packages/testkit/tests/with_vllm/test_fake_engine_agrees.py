@@ -31,34 +31,6 @@ pytestmark = pytest.mark.vllm
 BLOCK = 16
 
 
-class SettlesInOrder(BatchJobAwareScheduler):
-    """Reports the ends of one step in the order of arrival; a set has none that is fixed."""
-
-    @property
-    def finished_req_ids(self):
-        return InOrder(self._finished)
-
-    @finished_req_ids.setter
-    def finished_req_ids(self, names):
-        self._finished = names
-
-
-class InOrder:
-    """A view of a set of names that iterates in their order."""
-
-    def __init__(self, names):
-        self._names = names
-
-    def add(self, name):
-        self._names.add(name)
-
-    def __iter__(self):
-        return iter(sorted(self._names))
-
-    def __len__(self):
-        return len(self._names)
-
-
 def production_queue(engine, settings, priority_policy):
     return BatchJobQueue(BatchJobConfig(**asdict(settings)), engine, priority_policy=priority_policy)
 
@@ -71,7 +43,7 @@ def options_of(batch, settings=SETTINGS):
     return EngineOptions(**asdict(batch.limits), additional_config=section)
 
 
-QUEUES = {"plain": (FCFSQueue, Scheduler), "production": (production_queue, SettlesInOrder)}
+QUEUES = {"plain": (FCFSQueue, Scheduler), "production": (production_queue, BatchJobAwareScheduler)}
 
 
 @pytest.fixture(params=QUEUES)
@@ -187,7 +159,7 @@ def test_what_only_some_batches_show(seed):
         name = f"{number:03}#job_name[{random.choice('abc')}]#"
         prompt, priority = random.randint(1, 90), random.randint(0, 2)
         events += [Submit(name, prompt, decode, decode, priority), Steps(random.choice([0, 0, 1, 3]))]
-    compare(production_queue, SettlesInOrder, Batch(limits, tuple(events)), settings)
+    compare(production_queue, BatchJobAwareScheduler, Batch(limits, tuple(events)), settings)
 
 
 def test_requests_that_arrive_while_others_run(play_both):
