@@ -11,11 +11,8 @@ from batchjob_spec.queue import Member, Phase, Settings, State
 from batchjob_testkit.fakes import FakeEngine, FakeRequest
 
 
-class WaitingQueue(Protocol):
-    """vLLM's ``RequestQueue``, and the reports of what has become of the requests.
-
-    ``end`` reports that a request is over; ``unservable`` names those that can never fit (P2).
-    """
+class RequestQueue(Protocol):
+    """The methods of vLLM's waiting queues."""
 
     def __len__(self) -> int:
         """All that wait."""
@@ -47,11 +44,15 @@ class WaitingQueue(Protocol):
     def remove_requests(self, requests: Iterable[Any]) -> None:
         """Take several off the queue."""
 
+
+class WaitingQueue(RequestQueue, Protocol):
+    """Besides, what a queue that knows jobs is told and says."""
+
     def end(self, request_id: str, *, by_itself: bool) -> None:
-        """One is over."""
+        """One is over; it stopped or reached its length cap if it ended ``by_itself`` (E3)."""
 
     def unservable(self) -> list[Any]:
-        """Those that can never fit."""
+        """Those that can never fit (P2)."""
 
 
 def spec_request(request: FakeRequest) -> queue.Request:
