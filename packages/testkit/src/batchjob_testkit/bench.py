@@ -32,7 +32,9 @@ class Bench:
         self._names = 0
         named = [f"{key}={value}" for key, value in settings.items()]
         options = ["policy=priority"] * priority_policy + named
-        history.note(f"a new queue over {about(self.engine)}, {', '.join(options) or 'default settings'}")
+        history.sum_up(
+            0, f"a new queue over {about(self.engine)}, {', '.join(options) or 'default settings'}"
+        )
 
     def check(self, observed: Any, expected: Any, rule: str | None = None) -> None:
         """The two are equal, else the failure says the rule, both and the history."""
@@ -51,18 +53,20 @@ class Bench:
         name = f"r{self._names}" + (f"#job_name[{job}]#" if job is not None else "")
         self._names += 1
         request = FakeRequest(name, prompt, max_tokens, **fields)
-        self.history.note(asked(request))
+        since = len(self.history.events)
         self.queue.add_request(request)
+        self.history.sum_up(since, asked(request))
         return request
 
     def admit(self) -> FakeRequest:
         """The engine runs the request that is offered."""
+        since = len(self.history.events)
         peeked = self.queue.peek_request()
         request: FakeRequest = self.queue.pop_request()
         self.check(request, peeked, "Q2: pop takes what peek showed")
         self.check(request in self.engine.running(), False, f"Q1: {request.request_id} was popped before")
         self.check(self.engine.start(request), True, f"V4: {request.request_id} is offered and finds room")
-        self.history.note(f"the engine runs {request.request_id}", self.engine)
+        self.history.sum_up(since, f"{request.request_id} is offered and runs", self.engine)
         return request
 
     def preempt(self, request: FakeRequest, output_tokens: int | None = None) -> None:
@@ -78,13 +82,17 @@ class Bench:
         """A running request is over after ``decoded`` tokens."""
         request.num_output_tokens = decoded
         self.engine.finish(request)
-        self.history.note(f"{request.request_id} is over after {decoded} tokens", self.engine)
+        since = len(self.history.events)
         self.queue.end(request.request_id, by_itself=by_itself)
+        ends = "stops" if by_itself else "is aborted"
+        self.history.sum_up(since, f"{request.request_id} {ends} after {decoded} tokens", self.engine)
 
     def abort(self, request: FakeRequest) -> None:
         """A waiting request is taken off the queue and over."""
+        since = len(self.history.events)
         self.queue.remove_request(request)
         self.queue.end(request.request_id, by_itself=False)
+        self.history.sum_up(since, f"{request.request_id} is aborted while it waits")
 
     def withhold(self, num_blocks: int) -> None:
         """Something else than a request holds exactly so many blocks."""
@@ -94,10 +102,12 @@ class Bench:
     def teach(self, job: str, *decoded: int) -> None:
         """Requests of a job come, run and end by themselves after ``decoded`` tokens."""
         for tokens in decoded:
+            since = len(self.history.events)
             request = self.add(job)
             while self.admit() is not request:
-                pass
+                since = len(self.history.events)
             self.finish(request, tokens)
+            self.history.sum_up(since, f"{request.request_id} comes, runs and stops after {tokens} tokens")
 
     def offered(self) -> FakeRequest | None:
         """The request that the queue offers, if any."""

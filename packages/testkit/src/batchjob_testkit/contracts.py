@@ -185,7 +185,7 @@ class QueueContract(RequestQueueContract):
         b.check((len(b.queue), bool(b.queue)), (1, False))
         b.check(b.peek_raises_index_error(), True)
 
-    def test_q5_the_same_events_lead_to_the_same_choices(self, bench: Any) -> None:
+    def test_q5_the_same_events_lead_to_the_same_choices(self, bench: Any, history: History) -> None:
         def choices() -> list[str]:
             b = bench()
             b.teach("news", 500, 400, 600)
@@ -194,7 +194,7 @@ class QueueContract(RequestQueueContract):
             return [request.request_id for request in b.admit_all()]
 
         first = choices()
-        bench().check(choices(), first)
+        history.check(choices(), first)
 
     # --- O: the order -----------------------------------------------------------------------------
 
@@ -342,12 +342,13 @@ class QueueContract(RequestQueueContract):
 
     def test_j4_a_displaced_job_gets_its_place_when_one_is_free(self, bench: Any) -> None:
         b = bench(max_jobs=1)
+        b.teach("__default__", 900, 900, 900)
         b.teach("first", 900)
         held = b.add("first")
         displaced = [b.add("second", prompt=n) for n in (1, 2, 3, 4, 5)]
-        b.add("__default__")
         b.abort(held)
-        # "second" has a place now, and its first requests are probes in their order of arrival.
+        # "second" has a place now, and its first requests are probes in their order of arrival; under
+        # the default job the longest would come first.
         b.check(b.offered(), displaced[0])
 
     def test_j4_the_job_least_recently_used_gives_up_its_place(self, bench: Any) -> None:
@@ -446,7 +447,7 @@ class EstimatorContract(Contract):
         factory = checked(make_estimator, self._named("make_estimator"), Estimator)
 
         def make(alpha: float = 0.1, *decoded: int) -> Any:
-            history.events[:] = [f"a new estimator, alpha={alpha}"]
+            history.sum_up(0, f"a new estimator, alpha={alpha}")
             made = Recorded(factory(alpha), history)
             for tokens in decoded:
                 made.observe(tokens)
@@ -523,7 +524,8 @@ class ReservationContract(Contract):
         factory = checked(make_reservation, self._named("make_reservation"), Reservation)
 
         def make(engine: FakeEngine, **settings: int) -> Any:
-            history.events[:] = [f"a new reservation over {about(engine)}, {settings or 'default settings'}"]
+            options = ", ".join(f"{key}={value}" for key, value in settings.items())
+            history.sum_up(0, f"a new reservation over {about(engine)}, {options or 'default settings'}")
             for r in engine.running():
                 tokens = f"{r.num_tokens} tokens, {r.num_computed_tokens} of them computed"
                 history.note(f"{r.request_id} runs with {tokens}")

@@ -33,6 +33,11 @@ class History:
         free = "" if engine is None else f" ({engine.free_blocks()} of {engine.usable_blocks} blocks free)"
         self.events.append(event + free)
 
+    def sum_up(self, since: int, event: str, engine: FakeEngine | None = None) -> None:
+        """Say in one line what happened since there were so many events."""
+        del self.events[since:]
+        self.note(event, engine)
+
     def check(self, observed: Any, expected: Any, rule: str | None = None, *details: str) -> None:
         """The two are equal.
 
