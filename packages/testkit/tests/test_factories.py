@@ -33,13 +33,13 @@ FIXTURE = "@pytest.fixture\n    def {name}(self): return {value}"
 
 @pytest.fixture
 def errors(pytester):
-    """Where and how each test of a contract class with this body ends, a line each."""
+    """The first line of how each test of a contract class with this body ends."""
 
     def run(contract, body):
         pytester.makepyfile(SUITE.format(contract=contract.__name__, body=body))
-        result = pytester.runpytest("-p", "no:cacheprovider", "--tb=line", "-q")
-        assert "passed" not in result.outlines[-1]
-        return [line for line in result.outlines if line.startswith("/")]
+        reports = pytester.inline_run("-p", "no:cacheprovider", "-q").getreports("pytest_runtest_logreport")
+        assert not any(report.passed and report.when == "call" for report in reports)
+        return [report.longrepr.reprcrash.message.splitlines()[0] for report in reports if report.failed]
 
     return run
 

@@ -9,12 +9,15 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import hypothesis
 import pytest
+from hypothesis.stateful import run_state_machine_as_test
 
 sys.path.insert(0, str(Path(__file__).parent))
 import mutants  # the module beside this file
 
 from batchjob_testkit.history import rule_of
+from batchjob_testkit.stateful import lockstep
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "contracts.md"
 
@@ -39,6 +42,28 @@ def test_a_mutant_is_rejected_by_the_rule_that_it_breaks(failures, name):
     assert f"AssertionError: {rule}\n" in text, text
     for line in ("observed: .+", "expected: .+", "after:", r"1\. a new "):
         assert re.search(rf"^E +{line}", text, re.MULTILINE), text
+
+
+def test_lockstep_finds_a_short_history_and_says_the_rule_and_both_sides():
+    def make(engine, settings, policy):
+        return mutants.DoublePop(engine, settings, priority_policy=policy)
+
+    search = hypothesis.settings(
+        max_examples=50,
+        stateful_step_count=6,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        report_multiple_bugs=False,
+        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+    )
+    with pytest.raises(AssertionError) as error:
+        run_state_machine_as_test(lockstep(make), settings=search)
+    said, _, after = str(error.value).partition("\n  after:\n")
+    assert said.splitlines()[:3] == ["Q4: len counts all that wait", "  observed: 1", "  expected: 0"]
+    assert [event.split()[1].partition("(")[0] for event in after.splitlines()] == [
+        *("a", "r0#job_name[news]#", "peek_request", "peek_request", "pop_request", "the")
+    ], after
 
 
 def test_the_documented_failure_is_what_is_printed(failures):

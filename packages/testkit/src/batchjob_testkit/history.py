@@ -55,6 +55,10 @@ class History:
         return AssertionError("\n  ".join((rule or self.rule, *lines)))
 
 
+# They change nothing and are asked after every event, so a history without them is easier to read.
+_QUESTIONS = frozenset({"unservable"})
+
+
 class Recorded:
     """Passes calls on to what is tested, and notes each with its answer.
 
@@ -75,7 +79,8 @@ class Recorded:
             ]
             event = f"{method}({', '.join([*map(said, seen), *(f'{k}={v}' for k, v in options.items())])})"
             answer = self._guarded(event, lambda: getattr(self._subject, method)(*passed, **options))
-            self._history.note(event if answer is None else f"{event} -> {said(answer)}")
+            if method not in _QUESTIONS:
+                self._history.note(event if answer is None else f"{event} -> {said(answer)}")
             return answer
 
         return call

@@ -52,8 +52,9 @@ class QueueLockstep(RuleBasedStateMachine):
             request = data.draw(strategies.requests(f"r{self.arrivals}"))
             self.arrivals += 1
             self.waiting.append(request)
-            self.history.note(asked(request))
+            since = len(self.history.events)
             self._both("add_request", request)
+            self.history.sum_up(since, asked(request))
 
     @rule()
     def peek(self) -> None:
@@ -240,9 +241,15 @@ class QueueLockstep(RuleBasedStateMachine):
             rule,
             f"running: {said(list(self.engine.running()))}, "
             f"{self.engine.free_blocks()} of {self.engine.usable_blocks} blocks free",
-            f"queue under test: {said(list(self.queue))}",
+            f"queue under test: {self._listed()}",
             f"specification:    {said(list(self.spec))}",
         )
+
+    def _listed(self) -> str:
+        try:
+            return said(list(self.queue))
+        except AssertionError as error:  # must not hide what is wrong already
+            return str(error).splitlines()[1].strip()
 
 
 def lockstep(factory: QueueFactory) -> type[QueueLockstep]:
