@@ -34,14 +34,10 @@ from batchjob_testkit.queues import RequestQueue, WaitingQueue
 from batchjob_testkit.reservations import HeldAndRemaining, Reservation, ReservationFactory
 from batchjob_testkit.stateful import QueueFactory, lockstep
 
-LEAST_LOCKSTEP_EXAMPLES = 150
-"""How many random histories the lockstep test runs at least, unless BATCHJOB_LOCKSTEP_EXAMPLES says it."""
-
 
 def lockstep_examples() -> int:
-    """How many random histories to run: the environment's, or the Hypothesis profile's where that is more."""
-    of_profile = max(LEAST_LOCKSTEP_EXAMPLES, hypothesis.settings().max_examples)
-    return int(os.environ.get("BATCHJOB_LOCKSTEP_EXAMPLES", of_profile))
+    """How many random histories to run: BATCHJOB_LOCKSTEP_EXAMPLES, else as the Hypothesis profile says."""
+    return int(os.environ.get("BATCHJOB_LOCKSTEP_EXAMPLES", hypothesis.settings().max_examples))
 
 
 class Contract:
