@@ -38,7 +38,7 @@ class QueueLockstep(RuleBasedStateMachine):
         """Both queues are empty, over the same engine."""
         self.engine = engine
         self.spec = SpecQueue(engine, settings, priority_policy=priority_policy)
-        self.history = History("lockstep with the specification")
+        self.history = History("Q6: no event that the engine can produce makes the queue raise")
         self.queue: Any = Recorded(type(self).make_queue(engine, settings, priority_policy), self.history)
         policy = "policy=priority" if priority_policy else "policy=fcfs"
         self.history.note(f"a new queue over {about(engine)}, {settings}, {policy}")
