@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import nox
@@ -90,19 +92,30 @@ def reference(session: nox.Session) -> None:
 @nox.session
 def build(session: nox.Session) -> None:
     """Build each wheel, install it alone in a clean environment, and import it."""
-    session.install("build", "virtualenv")
-    wheels = Path(session.create_tmp()) / "wheels"
+    wheels = build_wheels(session, *PACKAGES)
     for name in PACKAGES:
-        session.run("python", "-m", "build", "--wheel", "--outdir", str(wheels), f"packages/{name}")
-    for name in PACKAGES:
-        clean = Path(session.create_tmp()) / f"clean-{name}"
-        session.run("python", "-m", "virtualenv", "--clear", "--quiet", str(clean))
-        python = str(clean / ("Scripts" if sys.platform == "win32" else "bin") / "python")
         (wheel,) = wheels.glob(f"batchjob_{name}-*.whl")
+        python = clean_environment(session, f"clean-{name}")
         # The testkit's wheel names the specification's, which is not published yet.
         install = ("-m", "pip", "install", "--quiet", "--find-links", str(wheels), str(wheel))
         session.run(python, *install, external=True)
         session.run(python, "-P", *import_everything(name), external=True)
+
+
+def build_wheels(session: nox.Session, *names: str) -> Path:
+    """Build the wheels of some of our packages; returns the folder that holds them."""
+    session.install("build", "virtualenv")
+    wheels = Path(session.create_tmp()) / "wheels"
+    for name in names:
+        session.run("python", "-m", "build", "--wheel", "--outdir", str(wheels), f"packages/{name}")
+    return wheels
+
+
+def clean_environment(session: nox.Session, name: str) -> str:
+    """Make an empty virtual environment; returns its Python."""
+    folder = Path(session.create_tmp()).resolve() / name
+    session.run("python", "-m", "virtualenv", "--clear", "--quiet", str(folder))
+    return str(folder / ("Scripts" if sys.platform == "win32" else "bin") / "python")
 
 
 def import_everything(name: str) -> tuple[str, ...]:
@@ -126,12 +139,56 @@ for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
 
 
 @nox.session
+def downstream(session: nox.Session) -> None:
+    """Test a project elsewhere with the testkit's wheel; broken, it must be rejected by its rule."""
+    wheels = build_wheels(session, "spec", "testkit")
+    (wheel,) = wheels.glob("batchjob_testkit-*.whl")
+    python = clean_environment(session, "clean-downstream")
+    install = ("-m", "pip", "install", "--quiet", "--find-links", str(wheels), str(wheel), "pytest")
+    session.run(python, *install, external=True)
+    with tempfile.TemporaryDirectory() as elsewhere:
+        project = Path(elsewhere) / "toy"
+        shutil.copytree(ROOT / "examples" / "downstream", project)
+        pytest = (python, "-B", "-m", "pytest", "-p", "no:cacheprovider")
+        with session.chdir(project):
+            session.run(*pytest, external=True)
+            toy = project / "toy_scheduler.py"
+            whole = toy.read_text(encoding="utf-8")
+            for rule, (line, broken) in DOWNSTREAM_FAULTS.items():
+                if whole.count(line) != 1:
+                    session.error(f"{toy.name} has {whole.count(line)} times {line!r}, expected: once")
+                toy.write_text(whole.replace(line, broken), encoding="utf-8")
+                report = session.run(*pytest, external=True, silent=True, success_codes=[1])
+                if f"AssertionError: {rule}" not in str(report):
+                    session.error(f"the broken toy is not rejected by {rule!r}:\n{report}")
+                session.log(f"the broken toy is rejected by {rule!r}")
+
+
+DOWNSTREAM_FAULTS = {
+    "Q2: a request aborted after the peek is never offered": ("if self._peeked in gone:", "if False:"),
+    "E5: what runs is predicted to decode at least one more": ("max(length - output_tokens, 1)", "length"),
+}
+
+
+NEED_VLLM = ("--ignore-glob=*/tests/with_vllm/*", "--ignore-glob=*/tests/with_engine/*")
+
+
+@nox.session
 def unit(session: nox.Session) -> None:
     """Run the tests that need no vLLM."""
     session.install(*group("test"))
     install_packages(session)
-    need_vllm = ("--ignore-glob=*/tests/with_vllm/*", "--ignore-glob=*/tests/with_engine/*")
-    session.run("pytest", *need_vllm, *session.posargs)
+    session.run("pytest", *NEED_VLLM, *session.posargs)
+
+
+@nox.session
+def properties(session: nox.Session) -> None:
+    """Run the tests that need no vLLM, and search ten times as long as they do every day."""
+    session.install(*group("test"))
+    install_packages(session)
+    examples = os.environ.get("BATCHJOB_LOCKSTEP_EXAMPLES", "5000")
+    environment = {"BATCHJOB_LOCKSTEP_EXAMPLES": examples, "BATCHJOB_PROFILE": "nightly"}
+    session.run("pytest", *NEED_VLLM, *session.posargs, env=environment)
 
 
 @nox.session

@@ -49,10 +49,10 @@ class WaitingQueue(RequestQueue, Protocol):
     """A queue that hears of ends with ``end``, and names what can never fit in ``unservable`` (P2)."""
 
     def end(self, request_id: str, *, by_itself: bool) -> None:
-        """One is over."""
+        """One is over; it stopped or reached its length cap if it ended ``by_itself`` (E3)."""
 
     def unservable(self) -> list[Any]:
-        """Those that can never fit."""
+        """Those that can never fit (P2)."""
 
 
 def spec_request(request: FakeRequest) -> queue.Request:

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from batchjob_spec.queue import Settings
 from batchjob_testkit import strategies
 from batchjob_testkit.fakes import FakeEngine, FakeRequest
+from batchjob_testkit.history import History, Recorded, about, asked, said
 from batchjob_testkit.queues import SpecQueue, WaitingQueue
 
 QueueFactory = Callable[[FakeEngine, Settings, bool], WaitingQueue]
@@ -37,7 +38,10 @@ class QueueLockstep(RuleBasedStateMachine):
         """Both queues are empty, over the same engine."""
         self.engine = engine
         self.spec = SpecQueue(engine, settings, priority_policy=priority_policy)
-        self.queue = type(self).make_queue(engine, settings, priority_policy)
+        self.history = History("Q6: no event that the engine can produce makes the queue raise")
+        self.queue: Any = Recorded(type(self).make_queue(engine, settings, priority_policy), self.history)
+        policy = "policy=priority" if priority_policy else "policy=fcfs"
+        self.history.note(f"a new queue over {about(engine)}, {settings}, {policy}")
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -48,13 +52,15 @@ class QueueLockstep(RuleBasedStateMachine):
             request = data.draw(strategies.requests(f"r{self.arrivals}"))
             self.arrivals += 1
             self.waiting.append(request)
+            since = len(self.history.events)
             self._both("add_request", request)
+            self.history.sum_up(since, asked(request))
 
     @rule()
     def peek(self) -> None:
         """The engine looks at the next request and leaves it where it is."""
         if self.spec:
-            self._compare("peek_request()", self.queue.peek_request(), self.spec.peek_request())
+            self._compare_peeks()
 
     @rule(steps=st.integers(1, 6))
     def admit(self, steps: int) -> None:
@@ -63,7 +69,11 @@ class QueueLockstep(RuleBasedStateMachine):
             if not self.spec:
                 return
             request = self._take()
-            if not self.engine.start(request):
+            started = self.engine.start(request)
+            self.history.note(
+                f"the engine {'runs' if started else 'finds no room for'} {request.request_id}", self.engine
+            )
+            if not started:
                 self._come_back([request])
                 return
 
@@ -82,6 +92,9 @@ class QueueLockstep(RuleBasedStateMachine):
         """Some running requests compute a step."""
         for request in self._draw_running(data):
             self.engine.step(request)
+            self.history.note(
+                f"{request.request_id} computes a step and has {request.num_tokens} tokens", self.engine
+            )
 
     @precondition(lambda self: self.engine.running())
     @rule(data=st.data())
@@ -89,6 +102,7 @@ class QueueLockstep(RuleBasedStateMachine):
         """Running requests are thrown out."""
         for request in self._draw_running(data):
             self.engine.preempt(request)
+            self.history.note(f"the engine preempts {request.request_id}", self.engine)
             self.waiting.append(request)
             self._both("prepend_request", request)
 
@@ -100,6 +114,9 @@ class QueueLockstep(RuleBasedStateMachine):
         if by_itself:
             request.num_output_tokens = min(decoded, request.max_tokens)
         self.engine.finish(request)
+        self.history.note(
+            f"{request.request_id} is over after {request.num_output_tokens} tokens", self.engine
+        )
         self._end(request, by_itself)
 
     @precondition(lambda self: self.waiting)
@@ -108,7 +125,7 @@ class QueueLockstep(RuleBasedStateMachine):
         """A waiting request is aborted, perhaps the one just looked at."""
         request = data.draw(st.sampled_from(self.waiting))
         if peeked and self.spec:
-            self._compare("peek_request()", self.queue.peek_request(), self.spec.peek_request())
+            self._compare_peeks()
             request = self.spec.peek_request()
         self.waiting.remove(request)
         self._both("remove_requests", [request])
@@ -136,6 +153,7 @@ class QueueLockstep(RuleBasedStateMachine):
     def resize(self, num_blocks: int) -> None:
         """The pool shrinks or grows under the queue."""
         self.engine.withhold(num_blocks)
+        self.history.note("the pool is resized", self.engine)
 
     # --- what must hold ---------------------------------------------------------------------------
 
@@ -144,23 +162,24 @@ class QueueLockstep(RuleBasedStateMachine):
         """Q1 and Q4: everything that waits is there once, and is counted."""
         if hasattr(self, "queue"):
             names = sorted(request.request_id for request in self.waiting)
-            self._compare("len(queue)", len(self.queue), len(names))
-            self._compare("sorted(queue)", sorted(r.request_id for r in self.queue), names)
+            self._compare("Q4: len counts all that wait", len(self.queue), len(names))
+            present = sorted(request.request_id for request in self.queue)
+            self._compare("Q1: everything that waits is there once", present, names)
 
     @invariant()
     def both_offer_the_same_request(self) -> None:
         """O1 to O6, V1 to V4, E, J4, P1, P4 and Q2: the same choice, from the state as it is now."""
         if hasattr(self, "queue"):
-            self._compare("bool(queue)", bool(self.queue), bool(self.spec))
+            self._compare("Q4: bool says whether one may be admitted now", bool(self.queue), bool(self.spec))
             if self.spec:
-                self._compare("peek_request()", self.queue.peek_request(), self.spec.peek_request())
+                self._compare_peeks()
 
     @invariant()
     def both_wait_in_the_same_order(self) -> None:
         """Q5: the whole order is the same, not only its beginning."""
         if hasattr(self, "queue"):
             self._compare(
-                "list(queue)",
+                "Q5: the whole order is the specification's",
                 [request.request_id for request in self.queue],
                 [request.request_id for request in self.spec],
             )
@@ -170,7 +189,7 @@ class QueueLockstep(RuleBasedStateMachine):
         """P2: the same requests can never fit."""
         if hasattr(self, "queue"):
             self._compare(
-                "unservable()",
+                "P2: what can never fit is named",
                 sorted(request.request_id for request in self.queue.unservable()),
                 sorted(request.request_id for request in self.spec.unservable()),
             )
@@ -188,9 +207,9 @@ class QueueLockstep(RuleBasedStateMachine):
 
     def _take(self, *, peek_first: bool = True) -> FakeRequest:
         if peek_first:
-            self._compare("peek_request()", self.queue.peek_request(), self.spec.peek_request())
+            self._compare_peeks()
         taken, expected = self.queue.pop_request(), self.spec.pop_request()
-        self._compare("pop_request()", taken, expected)
+        self._compare("Q2: pop takes what peek showed, or the next one if that is gone", taken, expected)
         self.waiting.remove(expected)
         return expected
 
@@ -209,18 +228,28 @@ class QueueLockstep(RuleBasedStateMachine):
         running = list(self.engine.running())
         return data.draw(st.lists(st.sampled_from(running), unique=True, max_size=4))
 
-    def _compare(self, what: str, observed: Any, expected: Any) -> None:
-        def name(value: Any) -> Any:
-            return value.request_id if isinstance(value, FakeRequest) else value
+    def _compare_peeks(self) -> None:
+        rule = "O0 to O6, V1 to V4, E, J4, P1, P4: the same request is offered"
+        self._compare(rule, self.queue.peek_request(), self.spec.peek_request())
 
-        assert name(observed) == name(expected), (
-            f"{what} is {name(observed)!r}, the specification says {name(expected)!r}\n"
-            f"  free blocks: {self.engine.free_blocks()} of {self.engine.usable_blocks}, "
-            f"running: {[r.request_id for r in self.engine.running()]}\n"
-            f"  queue under test: {[r.request_id for r in self.queue]}\n"
-            f"  specification:    {[r.request_id for r in self.spec]}\n"
-            f"  state: {self.spec.state}"
+    def _compare(self, rule: str, observed: Any, expected: Any) -> None:
+        if observed == expected:  # what follows takes time
+            return
+        self.history.check(
+            observed,
+            expected,
+            rule,
+            f"running: {said(list(self.engine.running()))}, "
+            f"{self.engine.free_blocks()} of {self.engine.usable_blocks} blocks free",
+            f"queue under test: {self._listed()}",
+            f"specification:    {said(list(self.spec))}",
         )
+
+    def _listed(self) -> str:
+        try:
+            return said(list(self.queue))
+        except AssertionError as error:  # must not hide what is wrong already
+            return str(error).splitlines()[1].strip()
 
 
 def lockstep(factory: QueueFactory) -> type[QueueLockstep]:

@@ -1,4 +1,7 @@
-"""Hypothesis strategies for jobs, requests, settings and pools. Small values, so that limits are met."""
+"""Hypothesis strategies for jobs, requests, settings, engines, workloads and histories.
+
+The values are small, so that limits are met, and shrink towards few, short requests of one job.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from batchjob_spec.blocks import blocks_for
 from batchjob_spec.queue import Settings
 from batchjob_testkit.batches import Abort, Batch, Event, Steps, Submit
 from batchjob_testkit.engines import EngineLimits
+from batchjob_testkit import events
 from batchjob_testkit.fakes import FakeEngine, FakeRequest, FakeSamplingParams
+from batchjob_testkit.workloads import Workload, WorkloadRequest
 
 JOB_NAMES = ("news", "chat", "labels", "code", "__default__")
 BLOCK_SIZE = 16
@@ -109,3 +114,32 @@ def submissions(draw: st.DrawFn, number: int) -> Submit:
         max_tokens=draw(st.sampled_from([decode_tokens, 100, 5])),
         priority=draw(st.integers(-1, 1)),
     )
+
+
+@st.composite
+def workloads(draw: st.DrawFn, max_model_len: int = 512, max_requests: int = 40) -> Workload:
+    """Batches for a model of that length; the output lengths of a job resemble each other."""
+    typical = {job: draw(st.integers(1, max_model_len // 2)) for job in draw(st.sets(job_names, min_size=1))}
+    members: list[WorkloadRequest] = []
+    for _ in range(draw(st.integers(0, max_requests))):
+        job = draw(st.sampled_from(sorted(typical)))
+        output_tokens = min(max_model_len - 1, max(1, typical[job] + draw(st.integers(-4, 4))))
+        prompt_tokens = draw(st.integers(1, max_model_len - output_tokens))
+        members.append(WorkloadRequest(job, prompt_tokens, output_tokens))
+    return Workload(max_model_len, tuple(members))
+
+
+_which = st.integers(0, 9)
+_events = st.one_of(
+    st.builds(events.Arrive, job_names, st.integers(1, 6 * BLOCK_SIZE)),
+    st.builds(events.Admit),
+    st.builds(events.Finish, _which, st.integers(0, 300)),
+    st.builds(events.Preempt, _which),
+    st.builds(events.Abort, _which),
+    st.builds(events.Withhold, st.integers(0, 24)),
+)
+
+
+def histories(max_size: int = 50) -> st.SearchStrategy[list[events.Event]]:
+    """Sequences of events to :func:`batchjob_testkit.events.play` on a queue."""
+    return st.lists(_events, max_size=max_size)

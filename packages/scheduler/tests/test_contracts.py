@@ -1,0 +1,69 @@
+"""The production classes satisfy the contracts, lockstep with the specification included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import pytest
+
+from batchjob_scheduler.config import BatchJobConfig
+from batchjob_scheduler.estimator import DecodeLengthEstimator, remaining_tokens
+from batchjob_scheduler.queue import BatchJobQueue
+from batchjob_scheduler.reservation import PredictedPeak, budget_blocks, next_step_blocks
+from batchjob_spec.queue import Settings
+from batchjob_testkit.contracts import EstimatorContract, QueueContract, ReservationContract
+from batchjob_testkit.estimators import EstimatorFactory
+from batchjob_testkit.fakes import FakeEngine, FakeRequest
+from batchjob_testkit.reservations import HeldAndRemaining, ReservationFactory
+from batchjob_testkit.stateful import QueueFactory
+
+
+def production_queue(engine: FakeEngine, settings: Settings, priority_policy: bool) -> BatchJobQueue:
+    return BatchJobQueue(BatchJobConfig(**asdict(settings)), engine, priority_policy=priority_policy)
+
+
+class ProductionEstimator:
+    def __init__(self, alpha: float) -> None:
+        self.estimator = DecodeLengthEstimator(alpha)
+        self.observe = self.estimator.observe
+
+    def predicted_tokens(self) -> int:
+        return self.estimator.predicted_tokens
+
+    def remaining_tokens(self, output_tokens: int, min_tokens: int, max_tokens: int) -> int:
+        return remaining_tokens(self.predicted_tokens(), output_tokens, min_tokens, max_tokens)
+
+
+class ProductionReservation:
+    def __init__(self, engine: FakeEngine, settings: Settings) -> None:
+        self.engine = engine
+        self.config = BatchJobConfig(**asdict(settings))
+
+    def next_step_blocks(self, request: FakeRequest) -> int:
+        return next_step_blocks(request, self.engine)
+
+    def budget_tokens(self) -> int:
+        return budget_blocks(self.engine, self.config) * self.engine.block_size
+
+    def predicted_peak_tokens(self, running: Sequence[HeldAndRemaining], candidate: HeldAndRemaining) -> int:
+        held, remaining = candidate
+        return held + PredictedPeak(running).beside(remaining)
+
+
+class TestBatchJobQueue(QueueContract):
+    @pytest.fixture
+    def make_queue(self) -> QueueFactory:
+        return production_queue
+
+
+class TestDecodeLengthEstimator(EstimatorContract):
+    @pytest.fixture
+    def make_estimator(self) -> EstimatorFactory:
+        return ProductionEstimator
+
+
+class TestReservation(ReservationContract):
+    @pytest.fixture
+    def make_reservation(self) -> ReservationFactory:
+        return ProductionReservation

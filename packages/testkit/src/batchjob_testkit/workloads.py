@@ -1,0 +1,59 @@
+"""A batch to run: for each job, the prompt and output lengths of its requests, in tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batchjob_testkit.fakes import FakeRequest
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadRequest:
+    """A request of ``job`` with a prompt of ``prompt_tokens`` that decodes ``output_tokens``."""
+
+    job: str
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests for a model that takes up to ``max_model_len`` tokens of prompt and output.
+
+    Raises:
+        ValueError: for the first request whose lengths are impossible.
+
+    >>> Workload(100, (WorkloadRequest("news", 90, 20),))
+    Traceback (most recent call last):
+        ...
+    ValueError: request 0 of job 'news': prompt_tokens 90 + output_tokens 20, allowed: up to max_model_len 100
+    """
+
+    max_model_len: int
+    requests: tuple[WorkloadRequest, ...]
+
+    def __post_init__(self) -> None:
+        for number, request in enumerate(self.requests):
+            where = f"request {number} of job {request.job!r}"
+            lengths = {"prompt_tokens": request.prompt_tokens, "output_tokens": request.output_tokens}
+            for name, tokens in lengths.items():
+                if tokens < 1:
+                    raise ValueError(f"{where}: {name} is {tokens}, allowed: at least 1")
+            if sum(lengths.values()) > self.max_model_len:
+                together = " + ".join(f"{name} {tokens}" for name, tokens in lengths.items())
+                raise ValueError(f"{where}: {together}, allowed: up to max_model_len {self.max_model_len}")
+
+    def of_job(self, job: str) -> tuple[WorkloadRequest, ...]:
+        """The requests of one job, in their order."""
+        return tuple(request for request in self.requests if request.job == job)
+
+    def fake_requests(self) -> list[FakeRequest]:
+        """The requests as a queue takes them; each may decode exactly its output length.
+
+        >>> Workload(100, (WorkloadRequest("news", 5, 8),)).fake_requests()[0].request_id
+        '#job_name[news]#0'
+        """
+        return [
+            FakeRequest(f"#job_name[{request.job}]#{number}", request.prompt_tokens, request.output_tokens)
+            for number, request in enumerate(self.requests)
+        ]

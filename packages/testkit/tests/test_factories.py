@@ -1,0 +1,84 @@
+"""A contract class with a wrong factory says which class and which fixture, in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchjob_testkit.contracts import (
+    EstimatorContract,
+    QueueContract,
+    RequestQueueContract,
+    ReservationContract,
+)
+from batchjob_testkit.factories import checked
+from batchjob_testkit.queues import RequestQueue, WaitingQueue
+
+pytest_plugins = ["pytester"]
+
+SUITE = """
+import pytest
+from batchjob_testkit.contracts import {contract}
+
+class TestMine({contract}):
+    {body}
+"""
+FIXTURES = {
+    QueueContract: "make_queue",
+    RequestQueueContract: "make_queue",
+    EstimatorContract: "make_estimator",
+    ReservationContract: "make_reservation",
+}
+FIXTURE = "@pytest.fixture\n    def {name}(self): return {value}"
+
+
+@pytest.fixture
+def errors(pytester):
+    """The first line of how each test of a contract class with this body ends."""
+
+    def run(contract, body):
+        pytester.makepyfile(SUITE.format(contract=contract.__name__, body=body))
+        reports = pytester.inline_run("-p", "no:cacheprovider", "-q").getreports("pytest_runtest_logreport")
+        assert not any(report.passed and report.when == "call" for report in reports)
+        return [report.longrepr.reprcrash.message.splitlines()[0] for report in reports if report.failed]
+
+    return run
+
+
+@pytest.mark.parametrize("contract", FIXTURES, ids=lambda contract: contract.__name__)
+def test_a_missing_factory_is_named(errors, contract):
+    lines = errors(contract, "pass")
+    assert lines
+    for line in lines:
+        assert f"TestMine.{FIXTURES[contract]} must be overridden and return a function of" in line
+
+
+@pytest.mark.parametrize("contract", FIXTURES, ids=lambda contract: contract.__name__)
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("None", "returned None, allowed: a function that makes what is tested"),
+        ("lambda *_: None", "made None, allowed: a"),
+        ("lambda *_: [].missing", "returned a function that raised AttributeError("),
+    ],
+)
+def test_a_wrong_factory_is_named(errors, contract, value, message):
+    fixture = FIXTURES[contract]
+    lines = errors(contract, FIXTURE.format(name=fixture, value=value))
+    assert lines
+    for line in lines:
+        assert f"TestMine.{fixture} {message}" in line
+
+
+def test_only_the_missing_methods_are_listed():
+    class AlmostAQueue(list):
+        add_request = prepend_request = prepend_requests = pop_request = list.append
+        remove_request = remove_requests = list.append
+
+    for shape, missing in ((RequestQueue, ["peek_request"]), (WaitingQueue, ["end", "peek_request"])):
+        with pytest.raises(
+            TypeError, match=r"TestMine\.make_queue made \[\], allowed: .* which has "
+        ) as error:
+            checked(AlmostAQueue, "TestMine.make_queue", shape)()
+        named = str(error.value).rpartition("which has ")[2].split(", ")
+        assert {*missing, "__bool__"} <= {*named}
+        assert "pop_request" not in named
