@@ -76,13 +76,6 @@ def contracts(session: nox.Session) -> None:
 
 
 @nox.session
-def properties(session: nox.Session) -> None:
-    """Look at all histories of the larger small systems, and print how many states each has."""
-    session.install("-e", "packages/spec")
-    session.run("python", "packages/spec/tests/exhaustive.py")
-
-
-@nox.session
 def reference(session: nox.Session) -> None:
     """Write docs/reference/spec.md from the docstrings of the specification."""
     session.install("-e", "packages/spec")
@@ -183,12 +176,13 @@ def unit(session: nox.Session) -> None:
 
 @nox.session
 def properties(session: nox.Session) -> None:
-    """Run the tests that need no vLLM, and search ten times as long as they do every day."""
+    """Search long: the tests that need no vLLM, and all histories of the larger small systems."""
     session.install(*group("test"))
     install_packages(session)
     examples = os.environ.get("BATCHJOB_LOCKSTEP_EXAMPLES", "5000")
     environment = {"BATCHJOB_LOCKSTEP_EXAMPLES": examples, "BATCHJOB_PROFILE": "nightly"}
     session.run("pytest", *NEED_VLLM, *session.posargs, env=environment)
+    session.run("python", "packages/spec/tests/exhaustive.py")
 
 
 @nox.session

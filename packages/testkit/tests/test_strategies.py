@@ -27,7 +27,7 @@ def bench():
 def test_every_history_can_be_played_and_the_ledger_is_whole(history):
     b = bench()
     play(history, b)
-    b.engine.kv_cache_manager.check_integrity()
+    b.engine.check_integrity()
 
 
 def test_a_history_shrinks_to_the_events_that_matter():

@@ -25,11 +25,11 @@ class Bench:
         priority_policy: bool = False,
         **settings: Any,
     ) -> None:
-        # The examples of the other rules are easier to follow without the look-ahead.
-        settings = {"look_ahead": False, **settings}
         self.engine = FakeEngine(usable_blocks, BLOCK)
         self.history = history
-        self._under_test = make_queue(self.engine, Settings(**settings), priority_policy)
+        # The examples of the other rules are easier to follow without the look-ahead.
+        without_look_ahead = Settings(**{"look_ahead": False, **settings})
+        self._under_test = make_queue(self.engine, without_look_ahead, priority_policy)
         self.queue: Any = Recorded(self._under_test, history)
         self._names = 0
         named = [f"{key}={value}" for key, value in settings.items()]

@@ -555,7 +555,7 @@ class ReservationContract(Contract):
         """Makes the reservation under test over an engine."""
         factory = checked(make_reservation, self._named("make_reservation"), Reservation)
 
-        def make(engine: FakeEngine, **settings: int) -> Any:
+        def make(engine: FakeEngine, **settings: Any) -> Any:
             options = ", ".join(f"{key}={value}" for key, value in settings.items())
             history.sum_up(0, f"a new reservation over {about(engine)}, {options or 'default settings'}")
             for r in engine.running():

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from batchjob_spec.blocks import blocks_for
 from batchjob_spec.queue import Settings
+from batchjob_testkit import events
 from batchjob_testkit.batches import Abort, Batch, Event, Steps, Submit
 from batchjob_testkit.engines import EngineLimits
-from batchjob_testkit import events
 from batchjob_testkit.fakes import FakeEngine, FakeRequest, FakeSamplingParams
 from batchjob_testkit.workloads import Workload, WorkloadRequest
 
