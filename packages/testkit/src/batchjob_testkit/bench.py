@@ -60,6 +60,10 @@ class Bench:
         self.history.sum_up(since, asked(request))
         return request
 
+    def has_room_for(self, request: FakeRequest) -> bool:
+        """Whether the free blocks hold all tokens of a request."""
+        return request.num_tokens <= self.engine.free_blocks() * BLOCK
+
     def admit(self) -> FakeRequest:
         """The engine runs the request that is offered."""
         since = len(self.history.events)

@@ -23,7 +23,7 @@ class Arrive:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """The engine runs what is offered."""
+    """The engine runs what is offered, if it finds room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,8 @@ def _play_one(event: Event, bench: Bench) -> None:
     if isinstance(event, Arrive):
         bench.add(event.job, prompt=event.prompt_tokens)
     elif isinstance(event, Admit):
-        if bench.queue:
+        # To an idle engine what fits the empty pool is offered, even while blocks are withheld (P1).
+        if bench.queue and bench.has_room_for(bench.queue.peek_request()):
             bench.admit()
     elif isinstance(event, Withhold):
         bench.withhold(event.num_blocks)
