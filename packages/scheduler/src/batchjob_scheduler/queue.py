@@ -122,7 +122,9 @@ class BatchJobQueue:
         self._displaced: dict[str, set[_Entry]] = {}
         self._too_large: dict[str, _Entry] = {}
         self._offered: _Entry | None = None
+        # Both looked up at most once a choice, since they go through all that runs.
         self._peak: PredictedPeak | None = None
+        self._attainable_tokens = 0
         self._waiting = 0
         self._arrivals = 0
         self._preemptions = 0
@@ -285,7 +287,8 @@ class BatchJobQueue:
         if self._peak is None:
             members = [self._held_and_remaining(request) for request in self._engine.running()]
             self._peak = PredictedPeak(members)
-        room = attainable_tokens(self._engine) - self._peak.beside(self._remaining(entry))
+            self._attainable_tokens = attainable_tokens(self._engine)
+        room = self._attainable_tokens - self._peak.beside(self._remaining(entry))
         return room // size * size
 
     def _jobs_in_order(self, level: _Level, budget: int) -> Iterator[SortedList[tuple[int, int, Any]]]:
