@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from batchjob_spec import invariants, model, queue
 from batchjob_spec.errors import DuplicateRequestError, WrongPhaseError
-from batchjob_spec.jobs import JobTable
+from batchjob_spec.jobs import DEFAULT_JOB, JobTable
 from batchjob_spec.queue import Phase, Pool, Request, Settings
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -202,6 +202,11 @@ def test_a_job_displaced_for_nothing_is_noticed(state):
     table = JobTable(max_jobs=5, tracked=state.jobs.tracked, displaced=("b",))
     displaced = replace(state, jobs=table)
     assert not invariants.a_job_is_displaced_only_while_every_place_is_live(displaced)
+
+
+def test_a_displaced_default_job_is_noticed(state):
+    displaced = replace(state, jobs=replace(state.jobs, displaced=(DEFAULT_JOB,)))
+    assert not invariants.the_default_job_waits_for_no_place(displaced)
 
 
 # --- events that have no meaning -----------------------------------------------------------------------

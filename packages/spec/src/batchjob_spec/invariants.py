@@ -90,6 +90,11 @@ def a_job_is_displaced_only_while_every_place_is_live(state: State) -> bool:
     return not state.jobs.displaced or not (idle or jobs.has_free_place(state.jobs))
 
 
+def the_default_job_waits_for_no_place(state: State) -> bool:
+    """J4: the default job has its place beside the others, since those without one share it."""
+    return jobs.DEFAULT_JOB not in state.jobs.displaced
+
+
 STATE_INVARIANTS = (
     every_request_is_there_once,
     the_budget_is_within_the_free_blocks,
@@ -97,6 +102,7 @@ STATE_INVARIANTS = (
     the_order_is_total,
     jobs_stay_within_their_number,
     a_job_is_displaced_only_while_every_place_is_live,
+    the_default_job_waits_for_no_place,
 )
 """Hold of a state by itself."""
 

@@ -142,6 +142,8 @@ def track(table: JobTable, name: str, live: Collection[str], now: int) -> JobTab
     ['b']
 
     pre: table.max_jobs >= 0
+    pre: DEFAULT_JOB not in table.displaced
+    post: DEFAULT_JOB not in __return__.displaced
     post: __return__.find(name) is not None or name in __return__.displaced
     post: __return__.displaced == table.displaced or __return__.find(DEFAULT_JOB) is not None
     """
