@@ -113,8 +113,9 @@ class _BatchJobAware(_SomeScheduler):
     def _settle_ended_requests(self) -> None:
         # The set has no order of its own, and the average depends on the order of what it learns (Q5).
         for request in self._queue.live_requests(self.finished_req_ids):
-            self._queue.end(request.request_id, by_itself=_has_ended_by_itself(request))
-            self._unreported_ends += 1
+            if _has_ended(request):  # and is no new request under the ID of one that ended
+                self._queue.end(request.request_id, by_itself=_has_ended_by_itself(request))
+                self._unreported_ends += 1
 
     def _count_step(self, num_scheduled_tokens: dict[str, int]) -> None:
         if num_scheduled_tokens:
@@ -168,6 +169,10 @@ class _BatchJobAware(_SomeScheduler):
         if parallel.data_parallel_size > 1:
             path = f"{path}.{parallel.data_parallel_rank}"
         return Path(path)
+
+
+def _has_ended(request: Any) -> bool:
+    return bool(RequestStatus.is_finished(request.status))
 
 
 def _has_ended_by_itself(request: Any) -> bool:
