@@ -121,8 +121,10 @@ import importlib, importlib.metadata, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
 need_an_engine = {
     "batchjob_scheduler.scheduler",
-    "batchjob_testkit.vllm_scheduler",
     "batchjob_testkit.vllm_kv_cache",
+    "batchjob_testkit.vllm_kv_connector",
+    "batchjob_testkit.vllm_model_runner",
+    "batchjob_testkit.vllm_scheduler",
 }
 for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
     if module.name not in need_an_engine and not module.name.endswith("__main__"):
