@@ -159,8 +159,9 @@ def need_tokens(member: Member) -> int:
 
 
 def can_never_fit(member: Member, pool: Pool) -> bool:
-    """P2: prompt and output so far are more than the whole pool holds."""
-    return blocks_for(member.request.known_tokens, pool.block_size) > pool.usable_blocks
+    """P2: prompt and output so far, with look-ahead slots, are more than the whole pool holds."""
+    slots = member.request.known_tokens + pool.lookahead_tokens
+    return blocks_for(slots, pool.block_size) > pool.usable_blocks
 
 
 def remaining_tokens(state: State, member: Member) -> int:
