@@ -54,7 +54,7 @@ def register() -> None:
     @wraps(original)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = self.additional_config
-        settings = _settings(given, self.scheduler_cls)
+        settings = settings_asked_for(given, self.scheduler_cls)
         self.additional_config = without_section(given)
         try:
             vllm_config = original(self, *args, **kwargs)
@@ -69,8 +69,12 @@ def register() -> None:
     EngineArgs.create_engine_config = create_engine_config  # type: ignore[method-assign,unused-ignore]
 
 
-def _settings(additional_config: object, scheduler_cls: object) -> BatchJobConfig | None:
-    """What our scheduler runs with, or None if nothing asks for it."""
+def settings_asked_for(additional_config: object, scheduler_cls: object) -> BatchJobConfig | None:
+    """What our scheduler is to run with, or None if nothing asks for it.
+
+    Raises:
+        ConfigError: if the section is wrong, or another scheduler is asked for as well.
+    """
     settings = requested(additional_config)
     if settings is not None:
         _refuse_another_class(scheduler_cls, "--scheduler-cls")
