@@ -209,6 +209,12 @@ def ascend(session: nox.Session) -> None:
         session.run("pytest", "packages/scheduler/tests/with_ascend", *session.posargs)
 
 
+@nox.session(venv_backend="none")
+def npu(session: nox.Session) -> None:
+    """Compare with the default scheduler on this host's own engine and device: ``-- --model PATH``."""
+    session.run("python", "benchmarks/on_device.py", *session.posargs, external=True)
+
+
 @nox.session
 def batch(session: nox.Session) -> None:
     """Run a batch: the feature guide's on a tiny model, or ``-- --model PATH -i INPUT -o OUTPUT``."""
