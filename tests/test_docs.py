@@ -68,5 +68,22 @@ def test_links_between_documents_lead_somewhere(source):
 def test_every_session_of_the_contributing_table_exists():
     contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^\| `(\w+)` \|", contributing, flags=re.MULTILINE))
-    defined = set(re.findall(r"@nox\.session\ndef (\w+)", (ROOT / "noxfile.py").read_text(encoding="utf-8")))
+    defined = set(
+        re.findall(r"@nox\.session\b.*\ndef (\w+)", (ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    )
     assert named == defined
+
+
+DEFINED_TESTS = {
+    name
+    for source in (*ROOT.glob("packages/*/tests/**/*.py"), *ROOT.glob("packages/*/src/**/*contracts.py"))
+    for name in re.findall(r"def (test_\w+)", source.read_text(encoding="utf-8"))
+}
+
+
+@pytest.mark.parametrize("page", ["faults-elsewhere", "vllm-ascend-demands"])
+def test_every_test_that_a_page_names_exists(page):
+    text = (ROOT / "docs" / "reference" / f"{page}.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+)`", text))
+    assert named
+    assert named <= DEFINED_TESTS

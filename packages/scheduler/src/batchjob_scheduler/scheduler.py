@@ -75,7 +75,7 @@ class _BatchJobAware(_SomeScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        config = settings_of(self.vllm_config.additional_config)
+        config = settings_of(self.vllm_config)
         self._engine_view = _EngineView(self)
         self._queue = BatchJobQueue(
             config,

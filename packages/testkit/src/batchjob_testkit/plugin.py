@@ -17,6 +17,7 @@ import pytest
 MARKERS = (
     "vllm: needs vLLM, and drives its scheduler without a model",
     "engine: needs vLLM, and runs a model",
+    "ascend: needs vllm-ascend, and stands in for the NPU",
     "npu: needs an Ascend NPU",
 )
 
