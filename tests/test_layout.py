@@ -23,7 +23,7 @@ ALLOWED = {
 WITH_ENGINE = {
     "batchjob_spec": set(),
     "batchjob_scheduler": {"scheduler", "plugin"},
-    "batchjob_testkit": {"vllm_scheduler", "vllm_kv_cache", "tiny_model"},
+    "batchjob_testkit": {"vllm_scheduler", "vllm_kv_cache", "vllm_backend", "tiny_model"},
 }
 
 
