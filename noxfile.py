@@ -221,6 +221,33 @@ def batch(session: nox.Session) -> None:
     session.run("batchjob", "report", *jobs, *output_arguments(arguments))
 
 
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Compare makespans on a virtual clock, ours and every peer's; writes docs/benchmarks/."""
+    run_benchmark(session, "throughput.py")
+
+
+@nox.session(name="bench-scheduler")
+def bench_scheduler(session: nox.Session) -> None:
+    """Measure what scheduling itself costs, ours beside vLLM's own."""
+    run_benchmark(session, "scheduler_cost.py")
+
+
+@nox.session(name="bench-engine")
+def bench_engine(session: nox.Session) -> None:
+    """Measure batches on the real engine on CPU, ours and vLLM's own in turn."""
+    run_benchmark(session, "engine.py")
+
+
+def run_benchmark(session: nox.Session, script: str) -> None:
+    """Run a script of benchmarks/ with the engine and our packages; a simulation needs one thread."""
+    install_engine(session)
+    session.install(*group("bench"))
+    install_packages(session)
+    environment = {"VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    session.run("python", f"benchmarks/{script}", *session.posargs, env=environment)
+
+
 def output_arguments(arguments: list[str]) -> list[str]:
     """The output file that vLLM's arguments name."""
     for position, argument in enumerate(arguments):
