@@ -385,12 +385,14 @@ class VirtualEngine:
         while self._in_flight:
             self._take_in()
         if self.scheduler.has_unfinished_requests():
-            running, waiting = self.scheduler.get_request_counts()
-            raise NoProgressError(
-                f"{running} running and {waiting} waiting requests after {len(self.steps)} steps, "
-                f"{self.num_free_blocks} of {self.options.usable_blocks} blocks free"
-            )
+            raise NoProgressError(f"after {len(self.steps)} steps: {self.describe()}")
         self.scheduler.schedule()  # lets the scheduler settle what ended last
+
+    def describe(self) -> str:
+        """What runs, what waits and what is free, in one line."""
+        running, waiting = self.scheduler.get_request_counts()
+        free = f"{self.num_free_blocks} of {self.options.usable_blocks} blocks free"
+        return f"{running} running and {waiting} waiting requests, {free}"
 
     def check_integrity(self) -> None:
         """Every request has one outcome, and no block is held after all have ended.
