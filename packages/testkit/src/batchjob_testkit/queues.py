@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -87,6 +87,8 @@ class SpecQueue:
             lookahead_tokens=engine.lookahead_tokens,
         )
         self._state = queue.start(pool, settings, priority_policy)
+        self.choose: Callable[[State], queue.Request | None] = queue.offer
+        """What is offered; the specification's own choice unless something else is followed."""
 
     @property
     def state(self) -> State:
@@ -172,7 +174,7 @@ class SpecQueue:
         return [self._requests[r.request_id] for r in queue.unservable(self._state)]
 
     def _offer(self) -> str | None:
-        offered = queue.offer(self.state)
+        offered = self.choose(self.state)
         return offered.request_id if offered else None
 
     def _with(self, member: Member) -> State:
