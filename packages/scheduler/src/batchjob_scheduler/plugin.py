@@ -5,11 +5,13 @@ vLLM calls :func:`register` once in each of its processes, before it makes its c
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from functools import wraps
 from pkgutil import resolve_name
 from typing import Any, Final
 
+from batchjob_scheduler.compat import check_engine
 from batchjob_scheduler.config import SECTION, ConfigError, requested
 
 SYNC_CLASS: Final = "batchjob_scheduler.scheduler.BatchJobAwareScheduler"
@@ -17,24 +19,35 @@ ASYNC_CLASS: Final = "batchjob_scheduler.scheduler.BatchJobAwareAsyncScheduler"
 
 _MARK: Final = "_batchjob_wrapped"
 
+# vLLM configures the logger "vllm" and those below it.
+logger = logging.getLogger("vllm.batchjob")
+
 
 def register() -> None:
     """Let ``EngineArgs`` read our section; without one, everything stays as vLLM has it."""
-    from vllm.engine.arg_utils import EngineArgs
+    try:
+        from vllm.engine.arg_utils import EngineArgs
 
-    original = EngineArgs.create_engine_config
+        original = EngineArgs.create_engine_config
+    except (ImportError, AttributeError) as error:
+        # Whoever has not asked for us must not be stopped by us.
+        logger.warning("%s is not read: %s", SECTION, error)
+        return
     if hasattr(original, _MARK):
         return
 
     @wraps(original)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        switched_on = requested(self.additional_config) is not None
+        switched_on = requested(getattr(self, "additional_config", None)) is not None
+        named = _name(getattr(self, "scheduler_cls", None)) in (SYNC_CLASS, ASYNC_CLASS)
+        if switched_on or named:
+            check_engine()
         if switched_on:
             _refuse_another_class(self.scheduler_cls, "--scheduler-cls")
         vllm_config = original(self, *args, **kwargs)
         if switched_on:
             _select(vllm_config.scheduler_config)
-        if switched_on or _name(self.scheduler_cls) in (SYNC_CLASS, ASYNC_CLASS):
+        if switched_on or named:
             _explain_refusals()
         return vllm_config
 

@@ -19,6 +19,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import Request, RequestStatus
 
+from batchjob_scheduler.compat import check_engine, take_over_waiting
 from batchjob_scheduler.config import settings_of
 from batchjob_scheduler.queue import BatchJobQueue
 from batchjob_scheduler.report import Report
@@ -72,6 +73,7 @@ class _BatchJobAware(_SomeScheduler):
     """What both scheduler classes add to vLLM's."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        untested = check_engine()
         super().__init__(*args, **kwargs)
         config = settings_of(self.vllm_config.additional_config)
         self._engine_view = _EngineView(self)
@@ -80,11 +82,13 @@ class _BatchJobAware(_SomeScheduler):
             self._engine_view,
             priority_policy=self.scheduler_config.policy == "priority",
         )
-        self.waiting = self._queue
+        self._kv_holding = take_over_waiting(self, self._queue)
         self._steps = 0
         self._last_report_seconds: float | None = None
         self._unreported_ends = 0
         logger.info("Batch-job-aware scheduler is on (%s): %s", type(self).__name__, config)
+        if untested:
+            logger.warning("%s", untested)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """One step of vLLM's scheduler, over a queue that knows what has ended since the last."""
@@ -96,8 +100,8 @@ class _BatchJobAware(_SomeScheduler):
     def update_from_output(self, *args: Any, **kwargs: Any) -> dict[int, EngineCoreOutputs]:
         """Take in what the model computed; end what can never be served (P2)."""
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(*args, **kwargs)
-        for request in self._queue.unservable():
-            self._fail(cast("Request", request), outputs)
+        for request in self._unservable():
+            self._fail(request, outputs)
         self._settle_ended_requests()
         if self._unreported_ends and not self.has_unfinished_requests():
             self._report()
@@ -109,6 +113,12 @@ class _BatchJobAware(_SomeScheduler):
         if self._unreported_ends:
             self._report()
         super().shutdown()
+
+    def _unservable(self) -> list[Request]:
+        # A session may wait with blocks of its own, outside the queue, and go on with a longer prompt.
+        size, usable = self._engine_view.block_size, self._engine_view.usable_blocks
+        holding = [r for r in self._kv_holding if blocks_for(r.num_tokens, size) > usable]
+        return [*cast("list[Request]", self._queue.unservable()), *holding]
 
     def _settle_ended_requests(self) -> None:
         # The set has no order of its own, and the average depends on the order of what it learns (Q5).
