@@ -121,8 +121,11 @@ import importlib, importlib.metadata, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
 need_an_engine = {
     "batchjob_scheduler.scheduler",
-    "batchjob_testkit.vllm_scheduler",
     "batchjob_testkit.vllm_kv_cache",
+    "batchjob_testkit.vllm_kv_connector",
+    "batchjob_testkit.vllm_model_runner",
+    "batchjob_testkit.vllm_scheduler",
+    "batchjob_testkit.simulator.vllm_backend",
 }
 for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
     if module.name not in need_an_engine and not module.name.endswith("__main__"):
@@ -163,7 +166,8 @@ DOWNSTREAM_FAULTS = {
 }
 
 
-NEED_VLLM = ("--ignore-glob=*/tests/with_vllm/*", "--ignore-glob=*/tests/with_engine/*")
+NEED_ASCEND = ("--ignore-glob=*/tests/with_ascend",)
+NEED_VLLM = ("--ignore-glob=*/tests/with_vllm/*", "--ignore-glob=*/tests/with_engine/*", *NEED_ASCEND)
 
 
 @nox.session
@@ -191,7 +195,27 @@ def tests(session: nox.Session) -> None:
     install_engine(session)
     session.install(*group("test"))
     install_packages(session)
-    session.run("pytest", *session.posargs)
+    session.run("pytest", *NEED_ASCEND, *session.posargs)
+
+
+@nox.session
+def ascend(session: nox.Session) -> None:
+    """Run vllm-ascend's own platform code, of the stable release and the newest, without an NPU."""
+    install_engine(session)
+    session.install(*group("ascend-build"), *group("test"))
+    install_packages(session)
+    # Their own code over the same dependencies: the builds of torch that they name are on no index.
+    pure_python = ("--no-deps", "--no-build-isolation", "--no-binary", "vllm-ascend")
+    without_kernels = {"SOC_VERSION": "ascend910b1", "COMPILE_CUSTOM_KERNELS": "0"}
+    for release in ("ascend-stable", "ascend-newest"):
+        session.install(*pure_python, *group(release), env=without_kernels)
+        session.run("pytest", "packages/scheduler/tests/with_ascend", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def npu(session: nox.Session) -> None:
+    """Compare with the default scheduler on this host's own engine and device: ``-- --model PATH``."""
+    session.run("python", "benchmarks/on_device.py", *session.posargs, external=True)
 
 
 @nox.session
@@ -218,6 +242,33 @@ def batch(session: nox.Session) -> None:
     session.run(*command, env=environment)
     jobs = ("--jobs", str(report)) if report.exists() else ()
     session.run("batchjob", "report", *jobs, *output_arguments(arguments))
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Compare makespans on a virtual clock, ours and every peer's; writes docs/benchmarks/."""
+    run_benchmark(session, "throughput.py")
+
+
+@nox.session(name="bench-scheduler")
+def bench_scheduler(session: nox.Session) -> None:
+    """Measure what scheduling itself costs, ours beside vLLM's own."""
+    run_benchmark(session, "scheduler_cost.py")
+
+
+@nox.session(name="bench-engine")
+def bench_engine(session: nox.Session) -> None:
+    """Measure batches on the real engine on CPU, ours and vLLM's own in turn."""
+    run_benchmark(session, "engine.py")
+
+
+def run_benchmark(session: nox.Session, script: str) -> None:
+    """Run a script of benchmarks/ with the engine and our packages; a simulation needs one thread."""
+    install_engine(session)
+    session.install(*group("bench"))
+    install_packages(session)
+    environment = {"VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    session.run("python", f"benchmarks/{script}", *session.posargs, env=environment)
 
 
 def output_arguments(arguments: list[str]) -> list[str]:

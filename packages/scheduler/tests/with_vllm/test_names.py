@@ -121,6 +121,13 @@ def test_the_block_pool_counts_its_blocks(engine):
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
 
 
+def test_the_kv_cache_manager_counts_the_blocks_of_a_request(engine):
+    manager = engine.scheduler.kv_cache_manager
+    assert callable(manager.coordinator.get_num_blocks_to_allocate)
+    assert [group.block_size for group in manager.coordinator.single_type_managers] == [16]
+    assert len(manager.empty_kv_cache_blocks.blocks) == 1
+
+
 @pytest.mark.parametrize("name", compat.NAMES["vllm.v1.request:RequestStatus"])
 def test_a_status_says_whether_a_request_is_over(name):
     assert RequestStatus.is_finished(RequestStatus[name]) == name.startswith("FINISHED")
