@@ -121,8 +121,11 @@ import importlib, importlib.metadata, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
 need_an_engine = {
     "batchjob_scheduler.scheduler",
-    "batchjob_testkit.vllm_scheduler",
     "batchjob_testkit.vllm_kv_cache",
+    "batchjob_testkit.vllm_kv_connector",
+    "batchjob_testkit.vllm_model_runner",
+    "batchjob_testkit.vllm_scheduler",
+    "batchjob_testkit.simulator.vllm_backend",
 }
 for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
     if module.name not in need_an_engine and not module.name.endswith("__main__"):
@@ -239,6 +242,33 @@ def batch(session: nox.Session) -> None:
     session.run(*command, env=environment)
     jobs = ("--jobs", str(report)) if report.exists() else ()
     session.run("batchjob", "report", *jobs, *output_arguments(arguments))
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Compare makespans on a virtual clock, ours and every peer's; writes docs/benchmarks/."""
+    run_benchmark(session, "throughput.py")
+
+
+@nox.session(name="bench-scheduler")
+def bench_scheduler(session: nox.Session) -> None:
+    """Measure what scheduling itself costs, ours beside vLLM's own."""
+    run_benchmark(session, "scheduler_cost.py")
+
+
+@nox.session(name="bench-engine")
+def bench_engine(session: nox.Session) -> None:
+    """Measure batches on the real engine on CPU, ours and vLLM's own in turn."""
+    run_benchmark(session, "engine.py")
+
+
+def run_benchmark(session: nox.Session, script: str) -> None:
+    """Run a script of benchmarks/ with the engine and our packages; a simulation needs one thread."""
+    install_engine(session)
+    session.install(*group("bench"))
+    install_packages(session)
+    environment = {"VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    session.run("python", f"benchmarks/{script}", *session.posargs, env=environment)
 
 
 def output_arguments(arguments: list[str]) -> list[str]:

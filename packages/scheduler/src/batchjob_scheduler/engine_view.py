@@ -35,12 +35,16 @@ class EngineView(Protocol):
         """Tokens in a block."""
 
     @property
-    def usable_blocks(self) -> int:
-        """Blocks of the pool that requests can use."""
+    def max_request_tokens(self) -> int:
+        """Prompt and output of the largest request that the empty pool can hold while it is computed."""
 
     @property
     def step_tokens(self) -> int:
         """The most tokens that one step computes."""
+
+    @property
+    def max_running(self) -> int:
+        """The most requests that run at a time."""
 
     @property
     def lookahead_tokens(self) -> int:

@@ -1,0 +1,240 @@
+"""``nox -s bench-scheduler``: what scheduling itself costs, ours beside vLLM's first come, first served.
+
+Prints the CPU time of a step and of the queue's own calls in it, of adding and of aborting a request, and
+the memory of a waiting request. Both are measured in turn in one process, so that ratios can be trusted
+more than times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from random import Random
+from statistics import median
+from typing import Any
+
+from policies import OURS
+from tables import markdown
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
+
+from batchjob_scheduler.config import BatchJobConfig
+from batchjob_scheduler.queue import BatchJobQueue
+from batchjob_testkit.fakes import FakeEngine, FakeRequest
+from batchjob_testkit.fakes.request import FakeSamplingParams
+from batchjob_testkit.simulator.vllm_backend import VLLM_SCHEDULER, scheduler_class
+from batchjob_testkit.vllm_scheduler import EngineOptions, VirtualEngine
+
+SCHEDULERS = {"FCFS": VLLM_SCHEDULER, "ours": OURS}
+RUNNING = 256
+WARM_UP_STEPS = 30
+STEPS_PER_TURN = 20
+ADDED = 1000
+ABORTED = 20
+
+
+class Stopwatch:
+    """Adds up the CPU time that some calls take."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same call, measured."""
+
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            start = time.thread_time()
+            result = call(*args, **kwargs)
+            self.seconds += time.thread_time() - start
+            return result
+
+        return measured
+
+
+class MeasuredQueue:
+    """A waiting queue whose own calls are measured."""
+
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
+        self._stopwatch = Stopwatch()
+
+    @property
+    def seconds(self) -> float:
+        """What the calls took so far."""
+        return self._stopwatch.seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return self._stopwatch.around(getattr(self._queue, name))
+
+    def __bool__(self) -> bool:
+        return bool(self._stopwatch.around(bool)(self._queue))
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._queue)
+
+
+class Subject:
+    """An engine with 256 running requests and many that wait; about two end at each step."""
+
+    def __init__(self, scheduler: str, waiting: int, jobs: int) -> None:
+        options = EngineOptions(
+            num_blocks=100_001, max_num_seqs=RUNNING, max_num_batched_tokens=8192, max_model_len=1024
+        )
+        self._engine = VirtualEngine(scheduler_class(scheduler), options)
+        scheduler_under_test = self._engine.scheduler
+        self.queue = MeasuredQueue(scheduler_under_test.waiting)
+        scheduler_under_test.waiting = self.queue
+        self._stopwatch = Stopwatch()
+        for name in ("schedule", "update_from_output"):
+            measured = self._stopwatch.around(getattr(scheduler_under_test, name))
+            setattr(scheduler_under_test, name, measured)
+        generator = Random(0)
+        for number in range(RUNNING + waiting):
+            name = f"#job_name[{number % jobs}]#{number}"
+            self._engine.submit(name, 16, generator.randint(16, 240), max_tokens=1000)
+
+    def step(self, steps: int) -> None:
+        """Make steps."""
+        for _ in range(steps):
+            self._engine.step()
+        self._engine.steps.clear()
+
+    def measure(self, steps: int) -> tuple[float, float]:
+        """The CPU time of a step, in ms, and of the queue's calls in it, in µs."""
+        total, queue = self._stopwatch.seconds, self.queue.seconds
+        self.step(steps)
+        return (
+            1e3 * (self._stopwatch.seconds - total) / steps,
+            1e6 * (self.queue.seconds - queue) / steps,
+        )
+
+
+def steps_table(waiting_numbers: list[int], jobs_numbers: list[int], turns: int) -> str:
+    """CPU time of a step, with so many waiting requests of so many jobs."""
+    rows = []
+    for waiting in waiting_numbers:
+        for jobs in jobs_numbers:
+            subjects = {name: Subject(dotted, waiting, jobs) for name, dotted in SCHEDULERS.items()}
+            for subject in subjects.values():
+                subject.step(WARM_UP_STEPS)
+            taken: dict[str, list[tuple[float, float]]] = {name: [] for name in subjects}
+            gc.disable()
+            for _ in range(turns):
+                for name, subject in subjects.items():
+                    taken[name].append(subject.measure(STEPS_PER_TURN))
+            gc.enable()
+            first, ours = ([median(values) for values in zip(*taken[name], strict=True)] for name in subjects)
+            pairs = zip(taken["FCFS"], taken["ours"], strict=True)
+            ratios = sorted(mine / its for (its, _), (mine, _) in pairs)
+            rows.append(
+                [
+                    f"{waiting:,} of {jobs}",
+                    *(f"{value:.2f}" for value in (first[0], ours[0], median(ratios))),
+                    f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
+                    *(f"{value:.0f}" for value in (first[1], ours[1])),
+                ]
+            )
+            print(rows[-1], flush=True)
+    head = ["waiting requests of jobs", "FCFS ms", "ours ms", "ratio", "range", "queue FCFS µs", "ours µs"]
+    return markdown(head, rows)
+
+
+def queues() -> dict[str, Callable[[], Any]]:
+    """The bare waiting queues."""
+    return {
+        "FCFS": FCFSRequestQueue,
+        "ours": lambda: BatchJobQueue(BatchJobConfig(), FakeEngine(usable_blocks=100_000)),
+    }
+
+
+def waiting_requests(count: int, jobs: int) -> list[FakeRequest]:
+    """Requests of several jobs with prompts of different lengths."""
+    generator, params = Random(0), FakeSamplingParams()
+    return [
+        FakeRequest(
+            f"#job_name[{number % jobs}]#{number}", generator.randint(16, 4000), 1000, sampling_params=params
+        )
+        for number in range(count)
+    ]
+
+
+def calls_table(waiting_numbers: list[int], jobs: int) -> str:
+    """What adding and aborting one of so many waiting requests takes, in µs."""
+    rows = []
+    for waiting in waiting_numbers:
+        requests = waiting_requests(waiting + ADDED, jobs)
+        row = [f"{waiting:,}"]
+        for operation in (microseconds_to_add, microseconds_to_abort):
+            row += [f"{operation(make(), requests, waiting):.1f}" for make in queues().values()]
+        rows.append(row)
+        print(row, flush=True)
+    return markdown(["waiting", "add: FCFS µs", "ours µs", "abort: FCFS µs", "ours µs"], rows)
+
+
+def microseconds_to_add(queue: Any, requests: list[FakeRequest], waiting: int) -> float:
+    """The CPU time of one request more, in the mean over some."""
+    for request in requests[:waiting]:
+        queue.add_request(request)
+    start = time.thread_time()
+    for request in requests[waiting:]:
+        queue.add_request(request)
+    return 1e6 * (time.thread_time() - start) / ADDED
+
+
+def microseconds_to_abort(queue: Any, requests: list[FakeRequest], waiting: int) -> float:
+    """The CPU time of taking one request off the queue and telling it the end, in the mean over some."""
+    for request in requests[:waiting]:
+        queue.add_request(request)
+    end = getattr(queue, "end", None)
+    gone = Random(1).sample(requests[:waiting], ABORTED)
+    start = time.thread_time()
+    for request in gone:
+        queue.remove_requests({request})
+        if end is not None:
+            end(request.request_id, by_itself=False)
+    return 1e6 * (time.thread_time() - start) / ABORTED
+
+
+def memory_table(waiting: int, jobs_numbers: list[int]) -> str:
+    """The bytes of a waiting request in the queue, beside the request itself."""
+    rows = []
+    for jobs in jobs_numbers:
+        requests = waiting_requests(waiting, jobs)
+        row = [f"{waiting:,} of {jobs}"]
+        for make in queues().values():
+            queue = make()
+            tracemalloc.start()
+            for request in requests:
+                queue.add_request(request)
+            row.append(f"{tracemalloc.get_traced_memory()[0] / waiting:.0f}")
+            tracemalloc.stop()
+        rows.append(row)
+    return markdown(["waiting requests of jobs", "FCFS bytes", "ours bytes"], rows)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--waiting", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--jobs", type=int, nargs="+", default=[1, 20, 200])
+    parser.add_argument("--turns", type=int, default=15, help="of 20 steps each (default: %(default)s)")
+    parser.add_argument("--most-waiting", type=int, default=1_000_000, help="when adding and aborting")
+    arguments = parser.parse_args()
+    sizes = [size for size in (1000, 10_000, 100_000, 1_000_000) if size <= arguments.most_waiting]
+    print("CPU time of a step with 256 running:\n")
+    print(steps_table(arguments.waiting, arguments.jobs, arguments.turns))
+    print("\nOne request more or less, 20 jobs:\n")
+    print(calls_table(sizes, jobs=20))
+    print("\nMemory:\n")
+    print(memory_table(min(100_000, arguments.most_waiting), arguments.jobs))
+
+
+if __name__ == "__main__":
+    logging.disable(logging.WARNING)
+    main()
