@@ -23,7 +23,7 @@ ALLOWED = {
 WITH_ENGINE = {
     "batchjob_spec": set(),
     "batchjob_scheduler": {"scheduler", "plugin"},
-    "batchjob_testkit": {"vllm_scheduler", "vllm_kv_cache", "vllm_backend", "tiny_model"},
+    "batchjob_testkit": {"vllm_scheduler", "vllm_kv_cache", "vllm_backend", "vllm_step_log", "tiny_model"},
 }
 
 

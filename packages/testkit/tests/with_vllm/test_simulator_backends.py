@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from batchjob_testkit.engines import EngineLimits
+from batchjob_testkit.simulator.command import main
 from batchjob_testkit.simulator.fake_backend import FakeBackend
 from batchjob_testkit.simulator.mixes import MIXES
 from batchjob_testkit.simulator.profiles import PROFILES
@@ -97,6 +99,17 @@ def test_a_scheduler_that_reads_a_clock_reads_the_virtual_one_and_runs_once_per_
     for result, start in zip(results.values(), starts, strict=True):
         ends = [moment.seconds for moment in result.moments]
         assert SEEN[start + 1 : start + len(ends)] == ends[:-1]
+
+
+def test_the_command_compares_a_scheduler_with_the_default(tmp_path, capsys):
+    file = tmp_path / "lengths.csv"
+    file.write_text("job,prompt_tokens,output_tokens\n" + "news,100,20\nchat,50,90\n" * 10)
+    ours = "batchjob_scheduler.scheduler.BatchJobAwareScheduler"
+    config = '{"batch_job_sched_config": {"enabled": true}}'
+    main([str(file), "--kv-cache-tokens", "640", "--scheduler", ours, "--additional-config", config])
+    printed = capsys.readouterr().out
+    assert printed.count("engine's default  BatchJobAwareScheduler") == 2
+    assert len(re.findall(r"^against the default +\+0.0 % +[+-]\d+.\d %$", printed, re.MULTILINE)) == 2
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -179,8 +178,6 @@ def _engines(options: argparse.Namespace) -> dict[str, Callable[[Scenario], Simu
         if options.scheduler:
             raise ValueError(f"--scheduler is {options.scheduler!r}, allowed: none with --fake")
         return {DEFAULT_LABEL: FakeBackend()}
-    # Their log says how the engine was configured, which is made up.
-    logging.disable(logging.WARNING)
     try:
         from batchjob_testkit.simulator.vllm_backend import VllmBackend, scheduler_class  # noqa: PLC0415
     except ModuleNotFoundError as error:
