@@ -36,8 +36,8 @@ ENGINE = {
     "enable_prefix_caching": False,
     "disable_log_stats": False,
 }
-# Prompt tokens at most, and the bias on the end token: about 100, 25 and 3 tokens of output in the mean.
-JOBS = {"chat": (60, 8.0), "news": (200, 10.0), "labels": (40, 13.0)}
+# Prompt tokens at most, and the bias on the end token: about 120, 30 and 3 tokens of output in the mean.
+JOBS = {"chat": (60, 1.0), "news": (200, 3.0), "labels": (40, 7.0)}
 
 
 @dataclass(frozen=True)
