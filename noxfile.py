@@ -121,8 +121,10 @@ import importlib, importlib.metadata, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
 need_an_engine = {
     "batchjob_scheduler.scheduler",
-    "batchjob_testkit.vllm_scheduler",
     "batchjob_testkit.vllm_kv_cache",
+    "batchjob_testkit.vllm_kv_connector",
+    "batchjob_testkit.vllm_model_runner",
+    "batchjob_testkit.vllm_scheduler",
     "batchjob_testkit.vllm_step_log",
     "batchjob_testkit.simulator.vllm_backend",
 }
@@ -165,7 +167,8 @@ DOWNSTREAM_FAULTS = {
 }
 
 
-NEED_VLLM = ("--ignore-glob=*/tests/with_vllm/*", "--ignore-glob=*/tests/with_engine/*")
+NEED_ASCEND = ("--ignore-glob=*/tests/with_ascend",)
+NEED_VLLM = ("--ignore-glob=*/tests/with_vllm/*", "--ignore-glob=*/tests/with_engine/*", *NEED_ASCEND)
 
 
 @nox.session
@@ -193,7 +196,27 @@ def tests(session: nox.Session) -> None:
     install_engine(session)
     session.install(*group("test"))
     install_packages(session)
-    session.run("pytest", *session.posargs)
+    session.run("pytest", *NEED_ASCEND, *session.posargs)
+
+
+@nox.session
+def ascend(session: nox.Session) -> None:
+    """Run vllm-ascend's own platform code, of the stable release and the newest, without an NPU."""
+    install_engine(session)
+    session.install(*group("ascend-build"), *group("test"))
+    install_packages(session)
+    # Their own code over the same dependencies: the builds of torch that they name are on no index.
+    pure_python = ("--no-deps", "--no-build-isolation", "--no-binary", "vllm-ascend")
+    without_kernels = {"SOC_VERSION": "ascend910b1", "COMPILE_CUSTOM_KERNELS": "0"}
+    for release in ("ascend-stable", "ascend-newest"):
+        session.install(*pure_python, *group(release), env=without_kernels)
+        session.run("pytest", "packages/scheduler/tests/with_ascend", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def npu(session: nox.Session) -> None:
+    """Compare with the default scheduler on this host's own engine and device: ``-- --model PATH``."""
+    session.run("python", "benchmarks/on_device.py", *session.posargs, external=True)
 
 
 @nox.session

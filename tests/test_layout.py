@@ -23,7 +23,15 @@ ALLOWED = {
 WITH_ENGINE = {
     "batchjob_spec": set(),
     "batchjob_scheduler": {"scheduler", "plugin"},
-    "batchjob_testkit": {"vllm_scheduler", "vllm_kv_cache", "vllm_backend", "vllm_step_log", "tiny_model"},
+    "batchjob_testkit": {
+        "tiny_model",
+        "vllm_backend",
+        "vllm_kv_cache",
+        "vllm_kv_connector",
+        "vllm_model_runner",
+        "vllm_scheduler",
+        "vllm_step_log",
+    },
 }
 
 

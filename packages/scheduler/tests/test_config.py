@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from types import SimpleNamespace
+
 import pytest
 
 from batchjob_scheduler.config import (
@@ -11,6 +14,7 @@ from batchjob_scheduler.config import (
     parse_section,
     requested,
     settings_of,
+    without_section,
 )
 
 # The feature guide's table, the weight of the average that it calls EWMA, and what goes beyond it.
@@ -132,9 +136,37 @@ def test_a_misspelt_section_is_not_silently_ignored(additional_config):
         requested(additional_config)
 
 
+def engine_config(additional_config, **carried):
+    return SimpleNamespace(additional_config=additional_config, scheduler_config=SimpleNamespace(**carried))
+
+
 def test_the_class_name_alone_switches_on_with_the_defaults():
-    assert settings_of({}) == BatchJobConfig()
-    assert settings_of(nested({"max_jobs": 3})).max_jobs == 3
+    assert settings_of(engine_config({})) == BatchJobConfig()
+    assert settings_of(engine_config(nested({"max_jobs": 3}))).max_jobs == 3
+
+
+def test_what_the_plugin_left_at_the_engines_configuration_is_what_holds():
+    carried = {"batch_job_sched_config": BatchJobConfig(max_jobs=7)}
+    assert settings_of(engine_config({}, **carried)).max_jobs == 7
+
+
+@pytest.mark.parametrize("place", [nested, legacy])
+def test_the_section_is_taken_out_and_the_rest_stays(place):
+    rest = {
+        "scheduler_config": {"enable_balance_scheduling": False},
+        "torchair_graph_config": {"enabled": True},
+    }
+    given = {**rest, **place({"enabled": True})}
+    if place is nested:
+        given["scheduler_config"] = {**rest["scheduler_config"], **given["scheduler_config"]}
+    before = deepcopy(given)
+    assert without_section(given) == rest
+    assert given == before
+
+
+@pytest.mark.parametrize("untouched", [None, {}, {"scheduler_config": None}, {"other": 1}])
+def test_without_a_section_nothing_is_taken_out(untouched):
+    assert without_section(untouched) is untouched
 
 
 def test_the_message_at_the_start_states_every_setting():

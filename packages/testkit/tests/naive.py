@@ -160,7 +160,7 @@ class NaiveQueue:
         return (priority, 2, last, -predicted, self.jobs.index(job), -need, entry.arrival)
 
     def is_too_large(self, entry):
-        return self.reservation.blocks(entry.request.num_tokens) > self.engine.usable_blocks
+        return entry.request.num_tokens > self.engine.max_request_tokens
 
     def must_wait(self, entry):
         running = self.engine.running()

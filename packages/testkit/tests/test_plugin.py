@@ -69,6 +69,17 @@ def test_the_header_names_the_rules_and_what_is_under_test(run_pytest):
     assert "batchjob: test_mine.TestMine (EstimatorContract)" in output
 
 
+@pytest.mark.parametrize(
+    ("module", "contract"),
+    [("kv_contracts", "KVManagerContract"), ("scheduler_contracts", "SchedulerContract")],
+)
+def test_the_header_names_the_contracts_of_the_other_modules(run_pytest, tmp_path, module, contract):
+    suite = f"from batchjob_testkit.{module} import {contract}\nclass TestOther({contract}): pass\n"
+    (tmp_path / "test_other.py").write_text(suite, encoding="utf-8")
+    output = run_pytest("--collect-only", "test_other.py").stdout
+    assert f"batchjob: test_other.TestOther ({contract})" in output
+
+
 def test_a_seed_leads_to_the_same_search_again(run_pytest):
     def search(seed):
         output = run_pytest(f"--batchjob-seed={seed}", "-s").stdout

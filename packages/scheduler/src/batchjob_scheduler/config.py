@@ -115,10 +115,33 @@ def requested(additional_config: object) -> BatchJobConfig | None:
     return config if config.enabled else None
 
 
-def settings_of(additional_config: object) -> BatchJobConfig:
-    """The settings of a scheduler that was switched on by its class name (``--scheduler-cls``)."""
-    section = find_section(additional_config)
+def settings_of(vllm_config: Any) -> BatchJobConfig:
+    """The settings that an engine's configuration carries, for the scheduler in the engine's process.
+
+    The plug-in leaves them at vLLM's ``scheduler_config``. Without it, with ``--scheduler-cls`` alone,
+    they are what the section says, else the defaults.
+    """
+    carried = getattr(vllm_config.scheduler_config, SECTION, None)
+    if isinstance(carried, BatchJobConfig):
+        return carried
+    section = find_section(vllm_config.additional_config)
     return BatchJobConfig() if section is None else parse_section(section)
+
+
+def without_section(additional_config: object) -> object:
+    """The engine's ``additional_config`` less our section.
+
+    vllm-ascend would select its own scheduler for the section, and refuse keys that it does not know.
+
+    >>> without_section({"scheduler_config": {"batch_job_sched_config": {"enabled": True}}, "other": 1})
+    {'scheduler_config': {}, 'other': 1}
+    """
+    if find_section(additional_config) is None or not isinstance(additional_config, Mapping):
+        return additional_config
+    rest = {key: value for key, value in additional_config.items() if key != SECTION}
+    if isinstance(rest.get(PARENT), Mapping):
+        rest[PARENT] = {key: value for key, value in rest[PARENT].items() if key != SECTION}
+    return rest
 
 
 def _explain(error: ValidationError) -> ConfigError:

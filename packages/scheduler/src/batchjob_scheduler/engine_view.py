@@ -35,8 +35,8 @@ class EngineView(Protocol):
         """Tokens in a block."""
 
     @property
-    def usable_blocks(self) -> int:
-        """Blocks of the pool that requests can use."""
+    def max_request_tokens(self) -> int:
+        """Prompt and output of the largest request that the empty pool can hold while it is computed."""
 
     @property
     def step_tokens(self) -> int:

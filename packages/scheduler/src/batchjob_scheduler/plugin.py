@@ -5,15 +5,40 @@ vLLM calls :func:`register` once in each of its processes, before it makes its c
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import os
+from collections.abc import AsyncGenerator, Mapping
 from functools import wraps
 from pkgutil import resolve_name
 from typing import Any, Final
 
-from batchjob_scheduler.config import SECTION, ConfigError, requested
+from batchjob_scheduler.config import (
+    PARENT,
+    SECTION,
+    BatchJobConfig,
+    ConfigError,
+    find_section,
+    parse_section,
+    requested,
+    without_section,
+)
 
 SYNC_CLASS: Final = "batchjob_scheduler.scheduler.BatchJobAwareScheduler"
 ASYNC_CLASS: Final = "batchjob_scheduler.scheduler.BatchJobAwareAsyncScheduler"
+
+ASCEND_SCHEDULERS: Final = (
+    "short_request_first_config",
+    "profiling_chunk_config",
+    "dyntra_lb_config",
+    "recompute_scheduler_enable",
+    "enable_balance_scheduling",
+    "SLO_limits_for_dynamic_batch",
+)
+"""The switches of vllm-ascend's other schedulers, in ``additional_config`` or its ``scheduler_config``."""
+
+_OURS: Final = (SYNC_CLASS, ASYNC_CLASS)
+_BALANCE_VARIABLE: Final = "VLLM_ASCEND_BALANCE_SCHEDULING"
+# What vllm-ascend takes for an absent limit of its dynamic batch.
+_NO_LIMIT: Final = -1
 
 _MARK: Final = "_batchjob_wrapped"
 
@@ -28,13 +53,15 @@ def register() -> None:
 
     @wraps(original)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        switched_on = requested(self.additional_config) is not None
-        if switched_on:
-            _refuse_another_class(self.scheduler_cls, "--scheduler-cls")
-        vllm_config = original(self, *args, **kwargs)
-        if switched_on:
-            _select(vllm_config.scheduler_config)
-        if switched_on or _name(self.scheduler_cls) in (SYNC_CLASS, ASYNC_CLASS):
+        given = self.additional_config
+        settings = settings_asked_for(given, self.scheduler_cls)
+        self.additional_config = without_section(given)
+        try:
+            vllm_config = original(self, *args, **kwargs)
+        finally:
+            self.additional_config = given
+        if settings is not None:
+            _select(vllm_config.scheduler_config, settings)
             _explain_refusals()
         return vllm_config
 
@@ -42,12 +69,32 @@ def register() -> None:
     EngineArgs.create_engine_config = create_engine_config  # type: ignore[method-assign,unused-ignore]
 
 
-def _select(scheduler_config: Any) -> None:
-    chosen = scheduler_config.scheduler_cls
-    if chosen is not None and not _has_the_same_purpose(chosen):
-        _refuse_another_class(chosen, "the platform's scheduler")
-        return
-    scheduler_config.scheduler_cls = ASYNC_CLASS if scheduler_config.async_scheduling else SYNC_CLASS
+def settings_asked_for(additional_config: object, scheduler_cls: object) -> BatchJobConfig | None:
+    """What our scheduler is to run with, or None if nothing asks for it.
+
+    Raises:
+        ConfigError: if the section is wrong, or another scheduler is asked for as well.
+    """
+    settings = requested(additional_config)
+    if settings is not None:
+        _refuse_another_class(scheduler_cls, "--scheduler-cls")
+        _refuse_another_scheduler(additional_config)
+        return settings
+    section = find_section(additional_config)
+    if section is None:
+        return BatchJobConfig() if _name(scheduler_cls) in _OURS else None
+    return parse_section(section) if scheduler_cls is not None and _is_ours(scheduler_cls) else None
+
+
+def _select(scheduler_config: Any, settings: BatchJobConfig) -> None:
+    """Name our class and leave the settings in what goes to the engine's process.
+
+    Not in ``additional_config``: vllm-ascend checks that again in each process.
+    """
+    _refuse_another_class(scheduler_config.scheduler_cls, "the platform's scheduler")
+    if scheduler_config.scheduler_cls is None:
+        scheduler_config.scheduler_cls = ASYNC_CLASS if scheduler_config.async_scheduling else SYNC_CLASS
+    setattr(scheduler_config, SECTION, settings)
 
 
 def _refuse_another_class(chosen: object, source: str) -> None:
@@ -59,6 +106,25 @@ def _refuse_another_class(chosen: object, source: str) -> None:
         )
 
 
+def _refuse_another_scheduler(additional_config: object) -> None:
+    """Whatever changes vllm-ascend's scheduling, whether it selects a class or alters vLLM's own."""
+    off = f"off, while {SECTION}.enabled is true"
+    if os.environ.get(_BALANCE_VARIABLE, "0") != "0":
+        raise ConfigError(_BALANCE_VARIABLE, os.environ[_BALANCE_VARIABLE], off)
+    top = additional_config if isinstance(additional_config, Mapping) else {}
+    nested = top.get(PARENT)
+    for place in (top, nested if isinstance(nested, Mapping) else {}):
+        for key in ASCEND_SCHEDULERS:
+            if _is_switched_on(place.get(key)):
+                raise ConfigError(key, place[key], off)
+
+
+def _is_switched_on(value: object) -> bool:
+    if isinstance(value, Mapping):
+        value = value.get("enabled")
+    return value not in (None, False, _NO_LIMIT)
+
+
 def _name(chosen: object) -> str:
     if isinstance(chosen, type):
         return f"{chosen.__module__}.{chosen.__qualname__}"
@@ -67,20 +133,15 @@ def _name(chosen: object) -> str:
 
 def _is_ours(chosen: object) -> bool:
     """Whether it is one of our classes or derives from one; one that cannot be imported is not."""
+    if _name(chosen) in _OURS:
+        return True
     if not isinstance(chosen, type):
         try:
             chosen = resolve_name(str(chosen))
         except (ImportError, AttributeError, ValueError):
             return False
     ancestors = chosen.__mro__ if isinstance(chosen, type) else ()
-    return any(_name(ancestor) in (SYNC_CLASS, ASYNC_CLASS) for ancestor in ancestors)
-
-
-def _has_the_same_purpose(chosen: object) -> bool:
-    """vllm-ascend selects a scheduler of its own for the same section; ours takes its place."""
-    module, _, name = _name(chosen).rpartition(".")
-    ours = (SYNC_CLASS.rpartition(".")[2], ASYNC_CLASS.rpartition(".")[2])
-    return name in ours and module.startswith("vllm_ascend.")
+    return any(_name(ancestor) in _OURS for ancestor in ancestors)
 
 
 def _explain_refusals() -> None:

@@ -221,12 +221,11 @@ class BatchJobQueue:
 
     def unservable(self) -> list[Request]:
         """The waiting requests that even the empty pool cannot hold (P2)."""
-        size, usable = self._engine.block_size, self._engine.usable_blocks
         return [entry.request for entry in self._too_large.values()] + [
             entry.request
             for level in self._levels.values()
             for entry in level.preempted.values()
-            if blocks_for(entry.request.num_tokens, size) > usable
+            if entry.request.num_tokens > self._engine.max_request_tokens
         ]
 
     def live_requests(self, request_ids: Iterable[str]) -> list[Request]:
@@ -245,14 +244,15 @@ class BatchJobQueue:
         if not self._waiting:
             return None
         self._peak = None
+        size, most = self._engine.block_size, self._engine.max_request_tokens
         budget = budget_blocks(self._engine, self._config)
-        limits = [budget]
+        limits = [budget * size]
         if not self._engine.running():
             # Nothing needs the reserve then, and an idle engine must not wait for a margin (P1).
-            limits += [self._engine.free_blocks(), self._engine.usable_blocks]
+            limits += [self._engine.free_blocks() * size, most]
         for limit in limits:
             for level in self._levels.values():
-                entry = self._first_that_fits(level, limit * self._engine.block_size, budget)
+                entry = self._first_that_fits(level, min(limit, most), budget)
                 if entry is not None:
                     return entry
         return None
@@ -283,7 +283,7 @@ class BatchJobQueue:
         """
         size = self._engine.block_size
         if not self._engine.running() or not (self._config.look_ahead or self._was_just_preempted(entry)):
-            return self._engine.usable_blocks * size
+            return self._engine.max_request_tokens
         if self._peak is None:
             members = [self._held_and_remaining(request) for request in self._engine.running()]
             self._peak = PredictedPeak(members)
@@ -353,8 +353,7 @@ class BatchJobQueue:
         entry.waiting = True
         entry.need_tokens = request.num_tokens - request.num_computed_tokens
         self._waiting += 1
-        needed_blocks = blocks_for(request.num_tokens, self._engine.block_size)
-        if entry.preempted_at is None and needed_blocks > self._engine.usable_blocks:
+        if entry.preempted_at is None and request.num_tokens > self._engine.max_request_tokens:
             self._too_large[request.request_id] = entry
             return
         level = self._levels.get(entry.priority)

@@ -20,9 +20,9 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import Request, RequestStatus
 
 from batchjob_scheduler.config import settings_of
+from batchjob_scheduler.kv_pool import KVPool
 from batchjob_scheduler.queue import BatchJobQueue
 from batchjob_scheduler.report import Report
-from batchjob_scheduler.reservation import blocks_for
 
 # vLLM configures the logger "vllm" and those below it.
 logger = init_logger("vllm.batchjob")
@@ -40,6 +40,8 @@ _ENDED_BY_ITSELF: Final = frozenset(
     }
 )
 
+_READY: Final = frozenset({RequestStatus.WAITING, RequestStatus.PREEMPTED})
+
 RequestQueue.register(BatchJobQueue)
 
 
@@ -48,16 +50,16 @@ class _EngineView:
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
-        self._block_pool = scheduler.kv_cache_manager.block_pool
-        self.block_size: int = scheduler.block_size
-        # vLLM keeps one null block for itself.
-        self.usable_blocks: int = self._block_pool.num_gpu_blocks - 1
+        self.pool = KVPool(scheduler)
+        self.block_size = self.pool.block_size
+        self.max_request_tokens = self.pool.max_request_tokens
         self.step_tokens: int = scheduler.max_num_scheduled_tokens
         self.lookahead_tokens: int = scheduler.num_lookahead_tokens
 
     def free_blocks(self) -> int:
-        free: int = self._block_pool.get_num_free_blocks()
-        return free
+        # The watermark is kept free while others run; not every version has one.
+        watermark = getattr(self._scheduler.kv_cache_manager, "watermark_blocks", 0)
+        return self.pool.free_blocks(kept_free=watermark if self._scheduler.running else 0)
 
     def running(self) -> Sequence[Request]:
         running: Sequence[Request] = self._scheduler.running
@@ -73,7 +75,7 @@ class _BatchJobAware(_SomeScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        config = settings_of(self.vllm_config.additional_config)
+        config = settings_of(self.vllm_config)
         self._engine_view = _EngineView(self)
         self._queue = BatchJobQueue(
             config,
@@ -96,8 +98,10 @@ class _BatchJobAware(_SomeScheduler):
     def update_from_output(self, *args: Any, **kwargs: Any) -> dict[int, EngineCoreOutputs]:
         """Take in what the model computed; end what can never be served (P2)."""
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(*args, **kwargs)
-        for request in self._queue.unservable():
-            self._fail(cast("Request", request), outputs)
+        for request in [*self._queue.unservable(), *self._unservable_holders()]:
+            # Output that is still in flight may end it regularly.
+            if not getattr(request, "num_in_flight_tokens", 0):
+                self._fail(cast("Request", request), outputs)
         self._settle_ended_requests()
         if self._unreported_ends and not self.has_unfinished_requests():
             self._report()
@@ -110,11 +114,21 @@ class _BatchJobAware(_SomeScheduler):
             self._report()
         super().shutdown()
 
+    def _unservable_holders(self) -> list[Request]:
+        """Those that wait beside our queue, since they hold blocks, for more than the pool has (P2)."""
+        holders = getattr(self, "kv_holding_waiting", ())
+        return [
+            request
+            for request in holders
+            if request.status in _READY and request.num_tokens > self._engine_view.max_request_tokens
+        ]
+
     def _settle_ended_requests(self) -> None:
         # The set has no order of its own, and the average depends on the order of what it learns (Q5).
         for request in self._queue.live_requests(self.finished_req_ids):
-            self._queue.end(request.request_id, by_itself=_has_ended_by_itself(request))
-            self._unreported_ends += 1
+            if _has_ended(request):  # and is no new request under the ID of one that ended
+                self._queue.end(request.request_id, by_itself=_has_ended_by_itself(request))
+                self._unreported_ends += 1
 
     def _count_step(self, num_scheduled_tokens: dict[str, int]) -> None:
         if num_scheduled_tokens:
@@ -124,11 +138,11 @@ class _BatchJobAware(_SomeScheduler):
                     job.steps += 1
 
     def _fail(self, request: Request, outputs: dict[int, EngineCoreOutputs]) -> None:
-        view = self._engine_view
+        pool = self._engine_view.pool
         reason = (
-            f"request {request.request_id} needs {blocks_for(request.num_tokens, view.block_size)} "
+            f"request {request.request_id} needs {pool.blocks_for(request.num_tokens)} "
             f"KV cache blocks for its {request.num_tokens} tokens, "
-            f"the whole pool has {view.usable_blocks} of {view.block_size} tokens"
+            f"the whole pool has {pool.usable_blocks} of {pool.block_size} tokens"
         )
         logger.error("%s: it is ended with an error, the others go on.", reason)
         self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
@@ -168,6 +182,10 @@ class _BatchJobAware(_SomeScheduler):
         if parallel.data_parallel_size > 1:
             path = f"{path}.{parallel.data_parallel_rank}"
         return Path(path)
+
+
+def _has_ended(request: Any) -> bool:
+    return bool(RequestStatus.is_finished(request.status))
 
 
 def _has_ended_by_itself(request: Any) -> bool:

@@ -16,8 +16,8 @@ from batchjob_testkit.vllm_scheduler import EngineOptions, VirtualEngine
 pytestmark = pytest.mark.vllm
 
 SCHEDULER_ATTRIBUTES = (
-    "block_size",
     "finished_req_ids",
+    "max_model_len",
     "max_num_scheduled_tokens",
     "num_lookahead_tokens",
     "running",
@@ -77,6 +77,13 @@ def test_the_block_pool_counts_its_blocks(engine):
     pool = engine.scheduler.kv_cache_manager.block_pool
     # vLLM keeps one null block for itself.
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+
+
+def test_the_kv_cache_manager_counts_the_blocks_of_a_request(engine):
+    manager = engine.scheduler.kv_cache_manager
+    assert callable(manager.coordinator.get_num_blocks_to_allocate)
+    assert [group.block_size for group in manager.coordinator.single_type_managers] == [16]
+    assert len(manager.empty_kv_cache_blocks.blocks) == 1
 
 
 @pytest.mark.parametrize("name", REQUEST_ATTRIBUTES)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import pickle
+from types import SimpleNamespace
 
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from batchjob_scheduler import plugin, scheduler
-from batchjob_scheduler.config import ConfigError
+from batchjob_scheduler.config import BatchJobConfig, ConfigError, settings_of
 from batchjob_testkit.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.vllm
@@ -60,12 +62,9 @@ def test_without_it_vllm_is_as_it_was(chosen, additional_config):
 
 
 def test_an_asynchronous_engine_gets_the_asynchronous_class():
-    class Config:
-        scheduler_cls = None
-        async_scheduling = True
-
-    plugin._select(Config)
-    assert Config.scheduler_cls == ASYNC
+    config = SimpleNamespace(scheduler_cls=None, async_scheduling=True)
+    plugin._select(config, BatchJobConfig())
+    assert config.scheduler_cls == ASYNC
 
 
 def test_a_wrong_setting_ends_the_start_before_anything_is_loaded(chosen):
@@ -84,22 +83,79 @@ def test_another_class_beside_the_section_is_refused(chosen, other):
         chosen(additional_config=ON, scheduler_cls=other)
 
 
-def test_a_platforms_scheduler_of_the_same_purpose_is_replaced():
-    class Config:
-        scheduler_cls = "vllm_ascend.core.batch_job_aware_scheduler.BatchJobAwareScheduler"
-        async_scheduling = False
-
-    plugin._select(Config)
-    assert Config.scheduler_cls == SYNC
-
-
 def test_a_platforms_scheduler_of_another_purpose_is_refused():
-    class Config:
-        scheduler_cls = "vllm_ascend.core.recompute_scheduler.RecomputeScheduler"
-        async_scheduling = False
+    chosen = "vllm_ascend.core.recompute_scheduler.RecomputeScheduler"
+    config = SimpleNamespace(scheduler_cls=chosen, async_scheduling=False)
+    with pytest.raises(ConfigError, match=f"the platform's scheduler: got '{chosen}', allowed: none, or"):
+        plugin._select(config, BatchJobConfig())
 
-    with pytest.raises(ConfigError, match="the platform's scheduler: got 'vllm_ascend"):
-        plugin._select(Config)
+
+@pytest.mark.parametrize("place", [dict, lambda **switch: {"scheduler_config": switch}])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("short_request_first_config", {"enabled": True}),
+        ("profiling_chunk_config", {"enabled": True}),
+        ("dyntra_lb_config", {"enabled": True}),
+        ("recompute_scheduler_enable", True),
+        ("enable_balance_scheduling", True),
+        ("SLO_limits_for_dynamic_batch", 50),
+    ],
+)
+def test_a_scheduler_that_alters_vllms_own_is_refused(chosen, place, key, value):
+    """Some of vllm-ascend's name no class, so that only their switch shows them."""
+    both = {"batch_job_sched_config": {"enabled": True}, **place(**{key: value})}
+    with pytest.raises(ConfigError) as raised:
+        chosen(additional_config=both)
+    assert str(raised.value) == (
+        f"{key}: got {value!r}, allowed: off, while batch_job_sched_config.enabled is true"
+    )
+
+
+def test_a_scheduler_that_is_switched_off_is_no_matter(chosen):
+    off = {"short_request_first_config": {"enabled": False}, "recompute_scheduler_enable": False}
+    assert chosen(additional_config={**ON, **off, "SLO_limits_for_dynamic_batch": -1}) == SYNC
+
+
+def test_the_variable_of_balance_scheduling_is_refused(chosen, monkeypatch):
+    monkeypatch.setenv("VLLM_ASCEND_BALANCE_SCHEDULING", "1")
+    with pytest.raises(ConfigError, match="VLLM_ASCEND_BALANCE_SCHEDULING: got '1', allowed: off"):
+        chosen(additional_config=ON)
+
+
+@pytest.mark.parametrize("settings", [{"enabled": True}, {"enabled": False}, {}])
+def test_the_section_reaches_no_platform(model, settings):
+    """vllm-ascend checks ``additional_config`` in each process, and would select its own scheduler."""
+    given = {"scheduler_config": {"batch_job_sched_config": {"max_jobs": 3, **settings}}}
+    args = EngineArgs(model=model, additional_config=given)
+    config = args.create_engine_config()
+    assert config.additional_config == {"scheduler_config": {}}
+    assert args.additional_config is given
+
+
+def test_the_settings_travel_with_the_configuration(model):
+    """The engine's process unpickles it, and checks it anew after its handshake."""
+    given = {"batch_job_sched_config": {"enabled": True, "max_jobs": 3}}
+    config = pickle.loads(
+        pickle.dumps(EngineArgs(model=model, additional_config=given).create_engine_config())
+    )
+    config.__post_init__()
+    assert config.scheduler_config.scheduler_cls == SYNC
+    assert settings_of(config) == BatchJobConfig(enabled=True, max_jobs=3)
+
+
+def test_the_settings_reach_a_class_that_was_named(model):
+    given = {"batch_job_sched_config": {"max_jobs": 3}}
+    config = EngineArgs(model=model, additional_config=given, scheduler_cls=SYNC).create_engine_config()
+    assert config.scheduler_config.scheduler_cls == SYNC
+    assert settings_of(config).max_jobs == 3
+
+
+def test_a_failed_start_leaves_the_arguments_as_they_were(model):
+    args = EngineArgs(model=model, additional_config=ON, max_model_len=10**9)
+    with pytest.raises(ValueError, match="max_model_len"):
+        args.create_engine_config()
+    assert args.additional_config is ON
 
 
 def test_registering_twice_wraps_once():

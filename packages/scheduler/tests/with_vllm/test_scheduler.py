@@ -301,6 +301,20 @@ def test_a_peeked_request_does_not_hold_up_what_fits_later(engine):
     finish_all(e)
 
 
+@pytest.mark.parametrize("ended_by", ["itself", "an abort"])
+def test_an_id_that_is_used_again_at_once_loses_nothing(ended_by):
+    e = VirtualEngine(BatchJobAwareScheduler)
+    e.submit(tagged("a", 0), BLOCK, 1 if ended_by == "itself" else 9)
+    e.step()
+    if ended_by == "an abort":
+        e.abort(tagged("a", 0))
+    first = e.outcomes.pop(tagged("a", 0))
+    e.submit(tagged("a", 0), BLOCK, 3)
+    finish_all(e)
+    assert first.finish_reason == ("stop" if ended_by == "itself" else "abort")
+    assert len(e.outcomes[tagged("a", 0)].tokens) == 3
+
+
 # --- what can never be served ---------------------------------------------------------------------------
 
 

@@ -19,6 +19,8 @@ def blocks_for(tokens: int, block_size: int) -> int:
 def blocks_added(held_tokens: int, tokens: int, block_size: int) -> int:
     """The blocks that a request with ``held_tokens`` tokens needs on top to hold ``tokens`` more.
 
+    Its last block may have room for them, so most decoded tokens need none.
+
     >>> blocks_added(15, 1, 16), blocks_added(16, 1, 16)
     (0, 1)
 

@@ -125,7 +125,11 @@ def has_free_place(table: JobTable) -> bool:
 
 
 def evict(table: JobTable, job: Job) -> JobTable:
-    """J4: ``job`` gives up its place and its statistics."""
+    """J4: ``job`` gives up its place and its statistics.
+
+    >>> evict(JobTable(max_jobs=1, tracked=(Job("a", 0, 0),)), Job("a", 0, 0)).tracked
+    ()
+    """
     return replace(table, tracked=tuple(old for old in table.tracked if old.name != job.name))
 
 

@@ -11,25 +11,7 @@ shares no block between requests, and has no limit but the pool on how many run.
 
 What is promised of every finite batch: no request is lost or ended twice, and engine steps alone bring
 it to its end. What is **not** promised is fairness: a request may wait for as long as others keep
-arriving that the order prefers. Here "labels" is known to be a short job and "summaries" a long one:
-
->>> def run_to_its_end(state, request):
-...     decoded = replace(request, output_tokens=request.max_tokens)
-...     state = queue.run(queue.take(state, request.request_id), [decoded])
-...     return queue.end(state, request.request_id, by_itself=True)
->>> long = Request("long", "summaries", prompt_tokens=16, max_tokens=200)
->>> short = Request("short", "labels", prompt_tokens=16, max_tokens=8)
->>> state = queue.start(Pool(usable_blocks=9, free_blocks=9), Settings(low_available_tokens_threshold=64))
->>> for request in (long, short) * 3:
-...     state = run_to_its_end(queue.arrive(state, request), request)
->>> state = queue.arrive(state, short)
->>> offers = []
->>> for _ in range(100):
-...     state = queue.arrive(state, long)
-...     offers.append(queue.offer(state).request_id)
-...     state = run_to_its_end(state, long)
->>> set(offers), [member.request.request_id for member in state.waiting]
-({'long'}, ['short'])
+arriving that the order prefers, as the example in :mod:`batchjob_spec.queue` shows.
 """
 
 from __future__ import annotations

@@ -2,6 +2,28 @@
 
 ``offer`` says which waiting request is next; everything else here is bookkeeping that a reader can
 skip at first. It is written to be read, not to be fast: each call looks at every request.
+
+**No starvation is prevented**: what the order prefers goes first for as long as it keeps coming. "labels" is
+known to be a short job and "summaries" a long one; while much is free, each long request that arrives
+passes the short one, which waits for ever if they keep coming:
+
+>>> def run_to_its_end(state, request):
+...     decoded = replace(request, output_tokens=request.max_tokens)
+...     state = run(take(state, request.request_id), [decoded])
+...     return end(state, request.request_id, by_itself=True)
+>>> long = Request("long", "summaries", prompt_tokens=16, max_tokens=200)
+>>> short = Request("short", "labels", prompt_tokens=16, max_tokens=8)
+>>> state = start(Pool(usable_blocks=9, free_blocks=9), Settings(low_available_tokens_threshold=64))
+>>> for request in (long, short) * 3:
+...     state = run_to_its_end(arrive(state, request), request)
+>>> state = arrive(state, short)
+>>> offers = []
+>>> for _ in range(100):
+...     state = arrive(state, long)
+...     offers.append(offer(state).request_id)
+...     state = run_to_its_end(state, long)
+>>> set(offers), [member.request.request_id for member in state.waiting]
+({'long'}, ['short'])
 """
 
 from __future__ import annotations
@@ -121,7 +143,11 @@ class State:
 
 
 def start(pool: Pool, settings: Settings | None = None, priority_policy: bool = False) -> State:
-    """An empty queue over ``pool``."""
+    """An empty queue over ``pool``.
+
+    >>> len(start(Pool(usable_blocks=9, free_blocks=9)).waiting)
+    0
+    """
     settings = settings or Settings()
     return State(pool, settings, priority_policy, jobs=JobTable(settings.max_jobs))
 
@@ -130,7 +156,13 @@ def start(pool: Pool, settings: Settings | None = None, priority_policy: bool = 
 
 
 def reserved_blocks(state: State) -> int:
-    """V1 and V2 over the running requests."""
+    """V1 and V2 over the running requests: the blocks that no new work may take.
+
+    >>> request = Request("a", "news", prompt_tokens=32, max_tokens=8)
+    >>> state = arrive(start(Pool(usable_blocks=9, free_blocks=9)), request)
+    >>> reserved_blocks(state), reserved_blocks(run(take(state, "a"), [request]))
+    (2, 3)
+    """
     pool = state.pool
     needed = sum(
         reservation.next_step_blocks(
@@ -147,20 +179,36 @@ def reserved_blocks(state: State) -> int:
 
 
 def budget_tokens(state: State) -> int:
-    """V3: the tokens that new work may take now."""
+    """V3: the tokens that new work may take now.
+
+    >>> budget_tokens(start(Pool(usable_blocks=9, free_blocks=5)))   # three blocks of 16
+    48
+    """
     pool = state.pool
     return reservation.budget_tokens(pool.free_blocks, reserved_blocks(state), pool.block_size)
 
 
 def need_tokens(member: Member) -> int:
-    """V4: the tokens that a waiting member has to compute before it can decode."""
+    """V4: the tokens that a waiting member has to compute before it can decode.
+
+    >>> need_tokens(Member(Request("a", "news", 60, max_tokens=8, output_tokens=7), arrival=0, ordinal=0))
+    67
+    """
     request = member.request
     return reservation.need_tokens(request.prompt_tokens, request.output_tokens, request.computed_tokens)
 
 
 def can_never_fit(member: Member, pool: Pool) -> bool:
-    """P2: prompt and output so far are more than the whole pool holds."""
-    return blocks_for(member.request.known_tokens, pool.block_size) > pool.usable_blocks
+    """P2: prompt and output so far, with look-ahead slots, are more than the whole pool holds.
+
+    The engine would wait for room that there can never be, and what is behind it with it.
+
+    >>> member = Member(Request("a", "news", 33, max_tokens=8), arrival=0, ordinal=0)
+    >>> can_never_fit(member, Pool(usable_blocks=2, free_blocks=0)), can_never_fit(member, Pool(3, 0))
+    (True, False)
+    """
+    slots = member.request.known_tokens + pool.lookahead_tokens
+    return blocks_for(slots, pool.block_size) > pool.usable_blocks
 
 
 def remaining_tokens(state: State, member: Member) -> int:
@@ -168,6 +216,11 @@ def remaining_tokens(state: State, member: Member) -> int:
 
     A request of a job of which nothing was observed is taken to go on to its cap. One that has not
     started is taken to be like its job.
+
+    >>> request = Request("a", "news", prompt_tokens=16, max_tokens=200)
+    >>> state = run(take(arrive(start(Pool(9, 9)), request), "a"), [replace(request, output_tokens=50)])
+    >>> remaining_tokens(state, state.find("a"))
+    150
     """
     estimate, request = state.job_of(member).estimate, member.request
     predicted = estimator.predicted_tokens(estimate)
@@ -181,7 +234,14 @@ def remaining_tokens(state: State, member: Member) -> int:
 
 
 def predicted_peak_tokens(state: State, candidate: Member) -> int:
-    """V5 for what runs and ``candidate``; what they hold is counted in whole blocks."""
+    """V5 for what runs and ``candidate``; what they hold is counted in whole blocks.
+
+    >>> first, second = (Request(name, "news", prompt_tokens=20, max_tokens=100) for name in "ab")
+    >>> state = arrive(arrive(start(Pool(9, 9)), first), second)
+    >>> state = run(take(state, "a"), [first])
+    >>> predicted_peak_tokens(state, state.find("b"))   # 32 tokens each until "a" ends, then "b" goes on
+    288
+    """
     size = state.pool.block_size
     running = (
         (blocks_for(member.request.known_tokens, size) * size, remaining_tokens(state, member))
@@ -192,7 +252,11 @@ def predicted_peak_tokens(state: State, candidate: Member) -> int:
 
 
 def attainable_tokens(state: State) -> int:
-    """V5: what the running requests and a new one may hold together."""
+    """V5: what the running requests and a new one may hold together.
+
+    >>> attainable_tokens(start(Pool(usable_blocks=10, free_blocks=10)))   # 19/20 of 160
+    152
+    """
     pool = state.pool
     running_blocks = sum(
         blocks_for(
@@ -207,7 +271,16 @@ def attainable_tokens(state: State) -> int:
 def is_held_back(state: State, member: Member) -> bool:
     """V5 and P4: others run, and the predicted peak has no room for it.
 
-    Without the look-ahead this holds only for what was just preempted.
+    Were it admitted, one of them would soon be preempted and computed a second time. Without the
+    look-ahead this holds only for what was just preempted.
+
+    >>> first, second = (Request(name, "news", prompt_tokens=16, max_tokens=100) for name in "ab")
+    >>> state = arrive(arrive(start(Pool(usable_blocks=8, free_blocks=8)), first), second)
+    >>> is_held_back(state, state.find("b"))   # nothing runs
+    False
+    >>> state = resize(run(take(state, "a"), [first]), free_blocks=7)
+    >>> is_held_back(state, state.find("b"))   # both may go on for more than 8 blocks hold
+    True
     """
     if not state.running or not (state.settings.look_ahead or member.held_back):
         return False
@@ -215,7 +288,14 @@ def is_held_back(state: State, member: Member) -> bool:
 
 
 def order_key(state: State, member: Member) -> ordering.OrderKey:
-    """O0 to O5: the place of a waiting member in the order, least first."""
+    """O0 to O5: the place of a waiting member in the order, least first.
+
+    >>> state = start(Pool(usable_blocks=9, free_blocks=9))
+    >>> for number, prompt in enumerate([20, 20, 20, 20, 50]):   # three probes, then the longest first
+    ...     state = arrive(state, Request(f"r{number}", "news", prompt, max_tokens=8))
+    >>> [m.request.request_id for m in sorted(state.waiting, key=lambda m: order_key(state, m))]
+    ['r0', 'r1', 'r2', 'r4', 'r3']
+    """
     request, job = member.request, state.job_of(member)
     priority = request.priority if state.priority_policy else 0
     if member.preempted_at is not None:
@@ -236,6 +316,9 @@ def budgets(state: State) -> tuple[int, ...]:
     """The budgets to try in turn, in tokens: while requests run V3 alone.
 
     P1: if nothing runs, nothing needs the reserve, so the free blocks and then the empty pool count.
+
+    >>> budgets(start(Pool(usable_blocks=9, free_blocks=5)))
+    (48, 80, 144)
     """
     pool = state.pool
     if state.running:
@@ -245,7 +328,14 @@ def budgets(state: State) -> tuple[int, ...]:
 
 
 def admissible(state: State, budget: int) -> tuple[Member, ...]:
-    """The waiting members that may be offered within ``budget`` tokens (V4, V5, P2, P4)."""
+    """The waiting members that may be offered within ``budget`` tokens (V4, V5, P2, P4).
+
+    >>> state = start(Pool(usable_blocks=9, free_blocks=9))
+    >>> for name, prompt in [("a", 60), ("b", 20)]:
+    ...     state = arrive(state, Request(name, "news", prompt, max_tokens=8))
+    >>> [member.request.request_id for member in admissible(state, budget=48)]
+    ['b']
+    """
     return tuple(
         member
         for member in state.waiting
@@ -272,7 +362,14 @@ def offer(state: State) -> Request | None:
 
 
 def unservable(state: State) -> tuple[Request, ...]:
-    """P2: the waiting requests that can never fit, to be ended with an error."""
+    """P2: the waiting requests that can never fit, to be ended with an error.
+
+    A request may also outgrow the pool while it decodes; it is named when it is preempted and waits again.
+
+    >>> state = arrive(start(Pool(usable_blocks=2, free_blocks=2)), Request("a", "news", 33, max_tokens=8))
+    >>> [request.request_id for request in unservable(state)], offer(state)
+    (['a'], None)
+    """
     return tuple(m.request for m in state.waiting if can_never_fit(m, state.pool))
 
 
@@ -280,7 +377,19 @@ def unservable(state: State) -> tuple[Request, ...]:
 
 
 def arrive(state: State, request: Request) -> State:
-    """A new request waits (Q1)."""
+    """A new request waits (Q1).
+
+    Raises:
+        DuplicateRequestError: if a request of that ID has not ended yet.
+
+    >>> state = arrive(start(Pool(9, 9)), Request("a", "news", prompt_tokens=20, max_tokens=8))
+    >>> [member.request.request_id for member in state.waiting]
+    ['a']
+    >>> arrive(state, state.waiting[0].request)
+    Traceback (most recent call last):
+        ...
+    batchjob_spec.errors.DuplicateRequestError: request 'a' arrived twice, allowed: once
+    """
     if state.find(request.request_id):
         raise DuplicateRequestError(request.request_id)
     live = {*_live_names(state), request.job}
@@ -292,7 +401,20 @@ def arrive(state: State, request: Request) -> State:
 
 
 def take(state: State, request_id: str) -> State:
-    """The engine takes a waiting request to start it; it counts as started from then on (O2)."""
+    """The engine takes a waiting request to start it; it counts as started from then on (O2).
+
+    Raises:
+        WrongPhaseError: if it does not wait.
+
+    >>> state = arrive(start(Pool(9, 9)), Request("a", "news", prompt_tokens=20, max_tokens=8))
+    >>> state = take(state, "a")
+    >>> state.waiting, state.find("a").phase.value, state.jobs.placed("news").started
+    ((), 'taken', 1)
+    >>> take(state, "a")
+    Traceback (most recent call last):
+        ...
+    batchjob_spec.errors.WrongPhaseError: request 'a' is taken, allowed: waiting
+    """
     member = _expect(state, request_id, Phase.WAITING)
     taken = replace(member, phase=Phase.TAKEN, started=True, preempted_at=None, held_back=False)
     state = _with_member(state, taken)
@@ -300,14 +422,38 @@ def take(state: State, request_id: str) -> State:
 
 
 def put_back(state: State, former: Member) -> State:
-    """The engine could not start what it took: it waits again as ``former``, before it was taken."""
+    """The engine could not start what it took: it waits again as ``former``, before it was taken.
+
+    The engine may skip a request for reasons of its own, so that costs it neither its place nor a probe.
+
+    Raises:
+        WrongPhaseError: if it was not taken.
+
+    >>> state = arrive(start(Pool(9, 9)), Request("a", "news", prompt_tokens=20, max_tokens=8))
+    >>> (former,) = state.waiting
+    >>> state = put_back(take(state, "a"), former)
+    >>> state.waiting == (former,), state.jobs.placed("news").started
+    (True, 0)
+    """
     taken = _expect(state, former.request.request_id, Phase.TAKEN)
     state = _with_member(state, replace(former, ordinal=taken.ordinal, request=taken.request))
     return _tick(state if former.started else _count_started(state, former, -1))
 
 
 def run(state: State, requests: Iterable[Request]) -> State:
-    """The engine now runs exactly these of the requests that it took, each as far as it says."""
+    """The engine now runs exactly these of the requests that it took, each as far as it says.
+
+    Lengths are read from the engine and never counted here, so that a step cannot be missed.
+
+    Raises:
+        WrongPhaseError: if one of them was not taken.
+
+    >>> request = Request("a", "news", prompt_tokens=20, max_tokens=8)
+    >>> state = take(arrive(start(Pool(9, 9)), request), "a")
+    >>> state = run(state, [replace(request, computed_tokens=20, output_tokens=1)])
+    >>> [member.request.known_tokens for member in state.running]
+    [21]
+    """
     running = {request.request_id: request for request in requests}
     members = []
     for member in state.members:
@@ -322,7 +468,18 @@ def run(state: State, requests: Iterable[Request]) -> State:
 
 
 def preempt(state: State, request_id: str) -> State:
-    """The engine throws a request out that ran: its KV cache is gone, its output is kept (O1, P4)."""
+    """The engine throws a request out that ran: its KV cache is gone, its output is kept (O1, P4).
+
+    Raises:
+        WrongPhaseError: if it was neither taken nor running.
+
+    >>> request = Request("a", "news", prompt_tokens=20, max_tokens=8)
+    >>> state = take(arrive(start(Pool(9, 9)), request), "a")
+    >>> state = run(state, [replace(request, computed_tokens=20, output_tokens=1)])
+    >>> (member,) = preempt(state, "a").waiting
+    >>> member.request.computed_tokens, member.request.output_tokens, member.held_back
+    (0, 1, True)
+    """
     member = _expect(state, request_id, Phase.TAKEN, Phase.RUNNING)
     waiting = replace(
         member,
@@ -335,7 +492,14 @@ def preempt(state: State, request_id: str) -> State:
 
 
 def withdraw(state: State, request_id: str) -> State:
-    """A request is taken off the queue; what is not there changes nothing (Q3)."""
+    """A request is taken off the queue; what is not there changes nothing (Q3).
+
+    The engine reports the end afterwards, with :func:`end`; until then the request is not forgotten.
+
+    >>> state = arrive(start(Pool(9, 9)), Request("a", "news", prompt_tokens=20, max_tokens=8))
+    >>> withdraw(state, "b") == state, withdraw(state, "a").waiting
+    (True, ())
+    """
     member = state.find(request_id)
     if member is None or member.phase is not Phase.WAITING:
         return state
@@ -343,7 +507,18 @@ def withdraw(state: State, request_id: str) -> State:
 
 
 def end(state: State, request_id: str, by_itself: bool) -> State:
-    """A request is over; its length is observed if it ended by itself (E3), and P4 is lifted."""
+    """A request is over; its length is observed if it ended by itself (E3), and P4 is lifted.
+
+    The length of one that was aborted or failed says nothing of its job. Of one that is unknown nothing
+    changes, because an engine may report an end twice.
+
+    >>> request = Request("a", "news", prompt_tokens=20, max_tokens=8)
+    >>> state = run(take(arrive(start(Pool(9, 9)), request), "a"), [replace(request, output_tokens=5)])
+    >>> for by_itself in (True, False):
+    ...     print(end(state, "a", by_itself).jobs.placed("news").estimate)
+    Estimate(observations=1, tokens=5.0)
+    Estimate(observations=0, tokens=128.0)
+    """
     member = state.find(request_id)
     if member is None:
         return state
@@ -362,7 +537,11 @@ def end(state: State, request_id: str, by_itself: bool) -> State:
 
 
 def resize(state: State, free_blocks: int) -> State:
-    """The engine's pool has ``free_blocks`` free blocks now."""
+    """The engine's pool has ``free_blocks`` free blocks now.
+
+    >>> budget_tokens(resize(start(Pool(usable_blocks=9, free_blocks=9)), free_blocks=3))
+    16
+    """
     return _tick(replace(state, pool=replace(state.pool, free_blocks=free_blocks)))
 
 

@@ -11,7 +11,12 @@ LOOK_AHEAD_TOKENS = 256
 
 
 def tokens_computed_next(computed_tokens: int, known_tokens: int, step_tokens: int) -> int:
-    """The tokens that one step computes of a request: what is left of them, within the step's limit.
+    """V1: the tokens that one step computes of a request, what is left of them within the step's limit.
+
+    A long prompt is computed in chunks, so that what decodes beside it need not wait for all of it.
+
+    >>> tokens_computed_next(0, 96, step_tokens=32), tokens_computed_next(95, 96, step_tokens=32)
+    (32, 1)
 
     pre: 0 <= computed_tokens <= known_tokens
     pre: step_tokens >= 1
@@ -57,6 +62,9 @@ def next_step_blocks(
 def reserve_blocks(running_blocks: int, margin_blocks: int, max_blocks: int) -> int:
     """V2: the blocks kept free for what runs: its need and a margin, up to a limit.
 
+    Were they given to new work, a running request would find no block for its next token, and one would
+    be preempted and computed a second time. Beyond the limit memory would lie idle.
+
     >>> reserve_blocks(3, 2, 8), reserve_blocks(40, 2, 8)
     (5, 8)
 
@@ -71,6 +79,8 @@ def reserve_blocks(running_blocks: int, margin_blocks: int, max_blocks: int) -> 
 
 def budget_tokens(free_blocks: int, reserved_blocks: int, block_size: int) -> int:
     """V3: the tokens that new work may take: the free blocks less the reserve, never negative.
+
+    Less may be free than is reserved, because the running requests take what was kept for them.
 
     >>> budget_tokens(10, 8, 16), budget_tokens(3, 8, 16)
     (32, 0)
@@ -89,6 +99,9 @@ def need_tokens(prompt_tokens: int, output_tokens: int, computed_tokens: int) ->
     A preempted request computes its output so far a second time. ``computed_tokens`` is what is
     known to be in the KV cache already.
 
+    >>> need_tokens(60, 0, computed_tokens=0), need_tokens(60, 7, computed_tokens=32)
+    (60, 35)
+
     pre: prompt_tokens >= 1
     pre: output_tokens >= 0
     pre: 0 <= computed_tokens <= prompt_tokens + output_tokens
@@ -99,6 +112,8 @@ def need_tokens(prompt_tokens: int, output_tokens: int, computed_tokens: int) ->
 
 def fits(need: int, budget: int, block_size: int) -> bool:
     """V4: whether ``need`` tokens, counted in whole blocks, are within ``budget`` tokens.
+
+    The engine hands out whole blocks, so what fits by tokens alone may find no room.
 
     >>> fits(32, 32, 16), fits(33, 47, 16)
     (True, False)

@@ -27,12 +27,12 @@ from hypothesis.stateful import run_state_machine_as_test
 from batchjob_spec.queue import Settings
 from batchjob_testkit.bench import BLOCK, Bench
 from batchjob_testkit.estimators import Estimator, EstimatorFactory
-from batchjob_testkit.factories import checked
+from batchjob_testkit.factories import checked, must_be_overridden
 from batchjob_testkit.fakes import FakeEngine, FakeRequest, FakeSamplingParams
 from batchjob_testkit.history import History, Recorded, about, rule_of
 from batchjob_testkit.queues import RequestQueue, WaitingQueue
 from batchjob_testkit.reservations import HeldAndRemaining, Reservation, ReservationFactory
-from batchjob_testkit.stateful import QueueFactory, lockstep
+from batchjob_testkit.stateful import FACTORY_OF_A_QUEUE, QueueFactory, lockstep
 
 
 def lockstep_examples() -> int:
@@ -55,9 +55,7 @@ class Contract:
         return (lambda search: search) if seed is None else hypothesis.seed(seed)
 
     def _not_overridden(self, fixture: str, what: str) -> NotImplementedError:
-        return NotImplementedError(
-            f"{self._named(fixture)} must be overridden and return a function of {what}"
-        )
+        return must_be_overridden(type(self), fixture, what)
 
     def _named(self, fixture: str) -> str:
         return f"{type(self).__name__}.{fixture}"
@@ -71,8 +69,7 @@ class RequestQueueContract(Contract):
     @pytest.fixture
     def make_queue(self) -> Callable[[FakeEngine, Settings, bool], Any]:
         """The factory of the queue under test."""
-        what = "a FakeEngine, the Settings and a bool (policy=priority) that makes an empty queue"
-        raise self._not_overridden("make_queue", what)
+        raise self._not_overridden("make_queue", FACTORY_OF_A_QUEUE)
 
     @pytest.fixture
     def new_queue(self, make_queue: Any) -> QueueFactory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol
 
 STOP_TOKEN: Final = 1
 """The token on which every request stops."""
@@ -59,7 +59,6 @@ class NoProgressError(AssertionError):
     """The scheduler computed nothing for many steps although requests are unfinished."""
 
 
-@runtime_checkable
 class EngineCore(Protocol):
     """An engine core that pretends to compute: it takes requests, steps, and answers."""
 

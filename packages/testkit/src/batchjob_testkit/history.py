@@ -71,6 +71,7 @@ class Recorded:
 
     def __getattr__(self, method: str) -> Any:
         def call(*arguments: Any, **options: Any) -> Any:
+            __tracebackhide__ = True
             # An iterator can be read only once, and the history reads it, too.
             seen = [list(value) if isinstance(value, Iterator) else value for value in arguments]
             passed = [

@@ -13,7 +13,6 @@ with a ledger, and the last test does so over random histories.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -28,13 +27,20 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from batchjob_testkit.contracts import Contract
+from batchjob_testkit.factories import checked, checked_of
 from batchjob_testkit.fakes import FakeRequest
-from batchjob_testkit.kv_ledger import KVCacheOptions, KVLedger, KVManagerFactory
+from batchjob_testkit.kv_ledger import (
+    TOKENS_IN_FLIGHT,
+    KVCacheManager,
+    KVCacheOptions,
+    KVLedger,
+    KVManagerFactory,
+)
 
 BLOCK = 4
 
-HISTORIES = int(os.environ.get("BATCHJOB_KV_EXAMPLES", "100"))
-"""How many random histories each of the last tests runs; the environment variable sets it."""
+FACTORY_OF_A_MANAGER = "KVCacheOptions that makes an empty KV cache manager"
 
 
 def prompt(name: str, *parts: tuple[int, int]) -> FakeRequest:
@@ -57,7 +63,7 @@ def ledger_factory(make_manager: KVManagerFactory) -> Callable[..., KVLedger]:
     return make
 
 
-class KVManagerContract:
+class KVManagerContract(Contract):
     """Rules K of a KV cache manager. Override :meth:`make_manager`.
 
     For a feature that a manager does not have the factory may call ``pytest.skip``.
@@ -66,15 +72,17 @@ class KVManagerContract:
     @pytest.fixture
     def make_manager(self) -> KVManagerFactory:
         """The factory of the manager under test."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must override the fixture 'make_manager': a function of "
-            "KVCacheOptions that returns an empty KV cache manager"
-        )
+        raise self._not_overridden("make_manager", FACTORY_OF_A_MANAGER)
 
     @pytest.fixture
-    def make_ledger(self, make_manager: KVManagerFactory) -> Callable[..., KVLedger]:
+    def new_manager(self, make_manager: Any) -> KVManagerFactory:
+        """The factory, and one line for whatever is wrong with it."""
+        return checked(make_manager, self._named("make_manager"), KVCacheManager)
+
+    @pytest.fixture
+    def make_ledger(self, new_manager: KVManagerFactory) -> Callable[..., KVLedger]:
         """Makes a ledger around the manager under test."""
-        return ledger_factory(make_manager)
+        return ledger_factory(new_manager)
 
     # --- K1 to K5: blocks ---------------------------------------------------------------------------
 
@@ -299,6 +307,8 @@ class KVManagerContract:
 
     def test_k8_what_a_step_in_flight_attends_to_is_kept(self, make_ledger: Any) -> None:
         kv = make_ledger(8, sliding_windows=(BLOCK + 1,))
+        if TOKENS_IN_FLIGHT in kv.unclaimed:
+            pytest.skip(f"{TOKENS_IN_FLIGHT} is not claimed")
         request = prompt("a", (1, 2 * BLOCK))
         kv.start(request)
         request.num_in_flight_tokens = 1
@@ -336,13 +346,17 @@ class KVManagerContract:
         ids=["full attention", "sliding window", "full and sliding"],
     )
     def test_random_histories(
-        self, make_manager: KVManagerFactory, sliding_windows: tuple[int | None, ...], enable_caching: bool
+        self,
+        new_manager: KVManagerFactory,
+        seeded: Any,
+        sliding_windows: tuple[int | None, ...],
+        enable_caching: bool,
     ) -> None:
         """K1 to K8 hold after every event of random histories."""
-        make_manager(KVCacheOptions(num_gpu_blocks=2, sliding_windows=sliding_windows))  # may skip
+        new_manager(KVCacheOptions(num_gpu_blocks=2, sliding_windows=sliding_windows))  # may skip
         run_state_machine_as_test(
-            kv_histories(make_manager, sliding_windows, enable_caching),
-            settings=hypothesis_settings(max_examples=HISTORIES, stateful_step_count=40, deadline=None),
+            seeded(kv_histories(new_manager, sliding_windows, enable_caching)),
+            settings=hypothesis_settings(stateful_step_count=40, deadline=None),
         )
 
 
@@ -355,6 +369,7 @@ class KVHistories(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self._new_manager = checked_of(type(self), "make_manager", KVCacheManager, FACTORY_OF_A_MANAGER)
         self.waiting: list[FakeRequest] = []
         self.arrivals = 0
 
@@ -369,7 +384,7 @@ class KVHistories(RuleBasedStateMachine):
     ) -> None:
         """An empty KV cache."""
         self.kv = KVLedger(
-            type(self).make_manager,
+            self._new_manager,
             KVCacheOptions(
                 num_gpu_blocks=usable_blocks + 1,
                 block_size=block_size,
@@ -420,7 +435,7 @@ class KVHistories(RuleBasedStateMachine):
         """A running request computes a chunk of its prompt, or decodes."""
         request = self._draw_running(data)
         drafts = min(drafts, self.kv.options.max_model_len - request.num_tokens)
-        request.num_in_flight_tokens = in_flight
+        request.num_in_flight_tokens = 0 if TOKENS_IN_FLIGHT in self.kv.unclaimed else in_flight
         self.kv.step(request, tokens, drafts=drafts, accepted=accepted, lookahead=lookahead)
         self._end_at_the_limit(request)
 

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from batchjob_spec.blocks import blocks_for
 from batchjob_testkit.fakes import BlockIds, FakeBlockPool, FakeKVCacheManager, FakeRequest
 from batchjob_testkit.fakes.block_pool import NULL_BLOCK
+
+EVICTION_ORDER: Final = "K7"
+"""What a manager does not claim that may hand out a cached block while others are free."""
+
+TOKENS_IN_FLIGHT: Final = "K8 of tokens in flight"
+"""What a manager does not claim that forgets the steps whose result is not known yet."""
 
 
 class BlockPool(Protocol):
@@ -23,7 +29,11 @@ class BlockPool(Protocol):
 
 
 class KVCacheManager(Protocol):
-    """A KV cache manager under vLLM's names; blocks are numbers, and 0 is the null block."""
+    """A KV cache manager under vLLM's names; blocks are numbers, and 0 is the null block.
+
+    One that does not claim all rules names the rest in ``unclaimed``: :data:`EVICTION_ORDER` or
+    :data:`TOKENS_IN_FLIGHT`.
+    """
 
     @property
     def block_pool(self) -> BlockPool:
@@ -91,6 +101,7 @@ class KVLedger:
     def __init__(self, make_manager: KVManagerFactory, options: KVCacheOptions) -> None:
         self.options = options
         self.manager = make_manager(options)
+        self.unclaimed: frozenset[str] = getattr(self.manager, "unclaimed", frozenset())
         self.requests: dict[str, FakeRequest] = {}
         """The requests that hold blocks."""
         self._tables: dict[str, BlockIds] = {}
@@ -253,7 +264,7 @@ class KVLedger:
         """K7: blocks that cache nothing go first, then those that were given back longest ago."""
         evicted = [block for block in taken if block in self._freed_at]
         spared = self._freed_at.keys() - set(evicted)
-        if evicted:
+        if evicted and EVICTION_ORDER not in self.unclaimed:
             blank = (
                 set(range(1, self.options.num_gpu_blocks)) - set(held) - self._freed_at.keys() - set(taken)
             )

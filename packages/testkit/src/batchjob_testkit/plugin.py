@@ -17,6 +17,7 @@ import pytest
 MARKERS = (
     "vllm: needs vLLM, and drives its scheduler without a model",
     "engine: needs vLLM, and runs a model",
+    "ascend: needs vllm-ascend, and stands in for the NPU",
     "npu: needs an Ascend NPU",
 )
 
@@ -58,8 +59,8 @@ def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
 
 
 def _contract_of(cls: type) -> str | None:
-    bases = (base.__name__ for base in cls.__mro__[1:] if base.__module__ == "batchjob_testkit.contracts")
-    return next(bases, None)
+    suites = (base for base in cls.__mro__[1:] if base.__module__.startswith("batchjob_testkit."))
+    return next((suite.__name__ for suite in suites if suite.__name__.endswith("Contract")), None)
 
 
 def _version(distribution: str) -> str:

@@ -24,7 +24,9 @@ from hypothesis import settings as hypothesis_settings
 
 from batchjob_spec.blocks import blocks_for
 from batchjob_testkit.batches import Abort, Batch, Submit, play
+from batchjob_testkit.contracts import Contract
 from batchjob_testkit.engines import MAX_IDLE_STEPS, EngineCore, EngineLimits, Outcome, sampled_token
+from batchjob_testkit.factories import checked
 from batchjob_testkit.strategies import batches
 
 BLOCK = 16
@@ -183,37 +185,30 @@ class EngineBench:
             )
 
 
-class SchedulerContract:
+class SchedulerContract(Contract):
     """Rules P1, P2 and P3 of a whole engine, and the limits that it runs in.
 
     Override :meth:`make_engine`. A scheduler that lets what can never fit wait for ever, as vLLM's own
-    does, sets ``claims_p2 = False``. ``random_batches`` is how many are tried.
+    does, sets ``claims_p2 = False``. ``random_batches`` is how many are tried, unless it is to be as many
+    as the Hypothesis profile says.
     """
 
     claims_p2: ClassVar[bool] = True
-    random_batches: ClassVar[int] = 100
+    random_batches: ClassVar[int | None] = None
 
     @pytest.fixture
     def make_engine(self) -> EngineFactory:
         """The factory of the engine under test."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must override the fixture 'make_engine': a function of the "
-            "EngineLimits that returns an idle engine"
-        )
+        raise self._not_overridden("make_engine", "the EngineLimits that makes an idle engine")
 
     @pytest.fixture
-    def bench(self, make_engine: EngineFactory) -> Callable[..., EngineBench]:
+    def bench(self, make_engine: Any) -> Callable[..., EngineBench]:
         """Makes a bench with the engine under test from the limits that matter."""
+        new_engine = checked(make_engine, self._named("make_engine"), EngineCore)
 
         def make_bench(**given_limits: Any) -> EngineBench:
             limits = EngineLimits(**given_limits)
-            engine = make_engine(limits)
-            if not isinstance(engine, EngineCore):
-                raise TypeError(
-                    f"{type(self).__name__}.make_engine returned {engine!r}, "
-                    "allowed: what has the attributes of batchjob_testkit.engines.EngineCore"
-                )
-            return EngineBench(engine, limits)
+            return EngineBench(new_engine(limits), limits)
 
         return make_bench
 
@@ -361,17 +356,18 @@ class SchedulerContract:
 
     # --- everything at once -------------------------------------------------------------------------
 
-    def test_random_batches(self, bench: Any) -> None:
+    def test_random_batches(self, bench: Any, seeded: Any) -> None:
         """All of the above, over random limits, arrivals and aborts."""
+        examples = self.random_batches or hypothesis_settings().max_examples
 
-        @hypothesis_settings(max_examples=self.random_batches, deadline=None)
+        @hypothesis_settings(max_examples=examples, deadline=None)
         @given(batches(all_fit=not self.claims_p2))
         def every_batch_ends_well(batch: Batch) -> None:
             b = bench(**asdict(batch.limits))
             play(batch.events, b)
             b.finish()
 
-        every_batch_ends_well()
+        seeded(every_batch_ends_well)()
 
     def _skip_without_p2(self) -> None:
         if not self.claims_p2:

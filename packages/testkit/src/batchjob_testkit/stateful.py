@@ -14,12 +14,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from batchjob_spec.queue import Settings
 from batchjob_testkit import strategies
+from batchjob_testkit.factories import checked_of
 from batchjob_testkit.fakes import FakeEngine, FakeRequest
 from batchjob_testkit.history import History, Recorded, about, asked, said
 from batchjob_testkit.queues import SpecQueue, WaitingQueue
 
 QueueFactory = Callable[[FakeEngine, Settings, bool], WaitingQueue]
 """Makes an empty queue from an engine, the settings, and whether ``policy=priority`` holds."""
+
+FACTORY_OF_A_QUEUE = "a FakeEngine, the Settings and a bool (policy=priority) that makes an empty queue"
 
 
 class QueueLockstep(RuleBasedStateMachine):
@@ -29,6 +32,7 @@ class QueueLockstep(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self._new_queue = checked_of(type(self), "make_queue", WaitingQueue, FACTORY_OF_A_QUEUE)
         self.waiting: list[FakeRequest] = []
         self.ended: list[FakeRequest] = []
         self.arrivals = 0
@@ -39,7 +43,7 @@ class QueueLockstep(RuleBasedStateMachine):
         self.engine = engine
         self.spec = SpecQueue(engine, settings, priority_policy=priority_policy)
         self.history = History("Q6: no event that the engine can produce makes the queue raise")
-        self.queue: Any = Recorded(type(self).make_queue(engine, settings, priority_policy), self.history)
+        self.queue: Any = Recorded(self._new_queue(engine, settings, priority_policy), self.history)
         policy = "policy=priority" if priority_policy else "policy=fcfs"
         self.history.note(f"a new queue over {about(engine)}, {settings}, {policy}")
 

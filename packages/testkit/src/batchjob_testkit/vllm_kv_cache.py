@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
@@ -19,11 +21,27 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request
 
 from batchjob_testkit.fakes import BlockIds, FakeRequest
-from batchjob_testkit.kv_ledger import KVCacheOptions
+from batchjob_testkit.kv_ledger import EVICTION_ORDER, TOKENS_IN_FLIGHT, KVCacheOptions
+
+# Older versions count the tokens of the step that is computed, and no others in flight.
+_KNOWS_TOKENS_IN_FLIGHT = "max_in_flight_tokens" in signature(KVCacheManager).parameters
+_MOST_TOKENS = "max_in_flight_tokens" if _KNOWS_TOKENS_IN_FLIGHT else "max_num_batched_tokens"
+# And there whoever gives blocks back says where they go in the order of reuse.
+_SPARES_CACHED_BLOCKS = "prepend" not in signature(BlockPool.free_blocks).parameters
 
 
 class VllmKVCacheManager:
     """Takes fake requests, keeps a real one for each that holds blocks, and answers in block numbers."""
+
+    unclaimed = frozenset(
+        name
+        for name, claimed in (
+            (EVICTION_ORDER, _SPARES_CACHED_BLOCKS),
+            (TOKENS_IN_FLIGHT, _KNOWS_TOKENS_IN_FLIGHT),
+        )
+        if not claimed
+    )
+    """The rules that this version of vLLM does not keep."""
 
     def __init__(self, options: KVCacheOptions) -> None:
         register_all_kvcache_specs(None)  # what it is given matters only to platforms with specs of their own
@@ -32,10 +50,10 @@ class VllmKVCacheManager:
         self.manager: Any = KVCacheManager(
             kv_cache_config=KVCacheConfig(options.num_gpu_blocks, [], _groups(options)),
             max_model_len=options.max_model_len,
-            max_in_flight_tokens=options.max_in_flight_tokens,
             scheduler_block_size=options.block_size,
             hash_block_size=options.block_size,
             enable_caching=options.enable_caching,
+            **{_MOST_TOKENS: options.max_in_flight_tokens},
         )
         self.block_pool: Any = self.manager.block_pool
         self._requests: dict[str, Any] = {}

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections import Counter, deque
+from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,30 @@ import torch
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
+    KVTransferConfig,
+    LoRAConfig,
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
     VllmConfig,
 )
-from vllm.sampling_params import SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.utils.hashing import sha256
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -37,8 +52,8 @@ from batchjob_testkit.engines import (
     EngineLimits,
     NoProgressError,
     Outcome,
-    sampled_token,
 )
+from batchjob_testkit.vllm_model_runner import ComputedStep, FakeModelRunner
 
 _MODEL_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -60,8 +75,36 @@ class EngineOptions(EngineLimits):
 
     async_scheduling: bool = False
     enable_prefix_caching: bool = False
+    batches_in_flight: int | None = None
+    """Steps that are scheduled before the first one's output is known; None: what the engine does."""
+    kv_groups: tuple[str, ...] = ("full",)
+    """The kind of each KV cache group: ``full``, ``window:TOKENS`` or ``mamba``."""
+    runner: str = "generate"
+    speculative_tokens: int = 0
+    """Draft tokens a step, of a draft model, which asks for as many look-ahead slots."""
+    max_loras: int = 0
+    kv_load_failure_policy: str | None = None
+    """With one, requests may load and send KV blocks through the scripted connector."""
+    encoder_tokens: int = 0
+    """The encoder's budget for a step and the size of its cache."""
     additional_config: dict[str, Any] = field(default_factory=dict)
     scheduler_config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOptions:
+    """What else a request may ask for."""
+
+    adapter: int = 0
+    """The number of a LoRA adapter, from 1."""
+    encoder_inputs: tuple[tuple[int, int], ...] = ()
+    """Offset and length in the prompt of what an encoder computes."""
+    structured: bool = False
+    """It waits until :meth:`VirtualEngine.compile_grammar`."""
+    session: bool = False
+    """It waits for its next turn after each, until :meth:`VirtualEngine.end_session`."""
+    kv_transfer: dict[str, Any] | None = None
+    """The script of the KV connector, see :mod:`batchjob_testkit.vllm_kv_connector`."""
 
 
 def make_vllm_config(options: EngineOptions) -> VllmConfig:
@@ -73,7 +116,9 @@ def make_vllm_config(options: EngineOptions) -> VllmConfig:
             dtype="float16",
             skip_tokenizer_init=True,
             max_model_len=options.max_model_len,
+            runner=options.runner,
         )
+        speculative_config = _speculative_config(options, model_config, folder)
     cache_config = CacheConfig(
         block_size=options.block_size,
         gpu_memory_utilization=0.9,
@@ -94,6 +139,9 @@ def make_vllm_config(options: EngineOptions) -> VllmConfig:
             is_encoder_decoder=False,
             **options.scheduler_config,
         ),
+        speculative_config=speculative_config,
+        lora_config=LoRAConfig(max_loras=options.max_loras) if options.max_loras else None,
+        kv_transfer_config=_kv_transfer_config(options),
         additional_config=options.additional_config,
     )
     # The CPU platform may have set both to what suits it.
@@ -103,21 +151,79 @@ def make_vllm_config(options: EngineOptions) -> VllmConfig:
     return vllm_config
 
 
+def _speculative_config(
+    options: EngineOptions, model_config: ModelConfig, folder: str
+) -> SpeculativeConfig | None:
+    if not options.speculative_tokens:
+        return None
+    return SpeculativeConfig(
+        method="draft_model",
+        model=folder,
+        num_speculative_tokens=options.speculative_tokens,
+        target_model_config=model_config,
+        target_parallel_config=ParallelConfig(),
+    )
+
+
+def _kv_transfer_config(options: EngineOptions) -> KVTransferConfig | None:
+    if options.kv_load_failure_policy is None:
+        return None
+    return KVTransferConfig(
+        kv_connector="ScriptedConnector",
+        kv_connector_module_path="batchjob_testkit.vllm_kv_connector",
+        kv_role="kv_both",
+        kv_load_failure_policy=options.kv_load_failure_policy,
+    )
+
+
+def _kv_group(kind: str, options: EngineOptions) -> KVCacheGroupSpec:
+    shape: dict[str, Any] = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    name, _, window = kind.partition(":")
+    spec = {
+        "full": lambda: FullAttentionSpec(block_size=options.block_size, **shape),
+        "window": lambda: SlidingWindowSpec(
+            block_size=options.block_size, sliding_window=int(window), **shape
+        ),
+        # Without prefix caching a request has one state, whatever its length.
+        "mamba": lambda: MambaSpec(block_size=options.max_model_len, shapes=((1,),), dtypes=(torch.float32,)),
+    }[name]()
+    return KVCacheGroupSpec([kind], spec)
+
+
 def make_scheduler(scheduler_cls: type[Any], options: EngineOptions) -> Any:
     """A scheduler of that class with its own KV cache manager, as the engine core makes it."""
     vllm_config = make_vllm_config(options)
     register_all_kvcache_specs(vllm_config)
-    group = KVCacheGroupSpec(
-        ["layer"],
-        FullAttentionSpec(block_size=options.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32),
-    )
-    return scheduler_cls(
+    groups = [_kv_group(kind, options) for kind in options.kv_groups]
+    scheduler = scheduler_cls(
         vllm_config=vllm_config,
-        kv_cache_config=KVCacheConfig(options.num_blocks, [], [group]),
+        kv_cache_config=KVCacheConfig(options.num_blocks, [], groups),
         structured_output_manager=StructuredOutputManager(vllm_config),
-        block_size=options.block_size,
+        block_size=lcm(*(group.kv_cache_spec.block_size for group in groups)),
+        hash_block_size=options.block_size,
         log_stats=True,
     )
+    if options.encoder_tokens:
+        # As the engine sets it up for a multimodal model, none of which is needed for its scheduling.
+        scheduler.max_num_encoder_input_tokens = options.encoder_tokens
+        scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=options.encoder_tokens)
+    return scheduler
+
+
+class AnyGrammar:
+    """A compiled grammar that accepts every token."""
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        """All are accepted."""
+        return True
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        """All are valid."""
+        return tokens
+
+    def is_terminated(self) -> bool:
+        """It never is."""
+        return False
 
 
 class VirtualEngine:
@@ -134,16 +240,19 @@ class VirtualEngine:
         self.outcomes: dict[str, Outcome] = {}
         self.answers: list[tuple[str, Outcome]] = []
         self.requests: dict[str, Request] = {}
-        self._decode_tokens: dict[str, int] = {}
+        self._runner = FakeModelRunner(self.requests)
         self._tokens: dict[str, list[int]] = {}
-        self._in_flight: deque[tuple[Any, ModelRunnerOutput]] = deque()
-        self._pending: Counter[str] = Counter()
+        self._in_flight: deque[ComputedStep] = deque()
+        self._transfers: dict[str, set[Any]] = {}
+        self._sent: set[str] = set()
         init_none_hash(sha256)
         self._block_hasher = (
             get_request_block_hasher(self.options.block_size, sha256)
             if self.options.enable_prefix_caching
             else None
         )
+
+    # --- what is seen ---------------------------------------------------------------------------------
 
     @property
     def num_preemptions(self) -> int:
@@ -161,6 +270,24 @@ class VirtualEngine:
         """The requests that run."""
         return [request.request_id for request in self.scheduler.running]
 
+    @property
+    def loading_ids(self) -> list[str]:
+        """The requests that wait for KV blocks from elsewhere, and those that were aborted meanwhile."""
+        known = self._loads_known_to_have_ended()
+        return [
+            name
+            for name, request in self.scheduler.requests.items()
+            if name not in known and self._is_loading(request)
+        ]
+
+    @property
+    def sending_ids(self) -> list[str]:
+        """The ended requests whose blocks are kept until they are sent."""
+        connector = self.scheduler.connector
+        return [] if connector is None else sorted(connector.sending)
+
+    # --- what happens ---------------------------------------------------------------------------------
+
     def submit(
         self,
         request_id: str,
@@ -169,32 +296,31 @@ class VirtualEngine:
         *,
         max_tokens: int | None = None,
         priority: int = 0,
+        options: RequestOptions | None = None,
         **sampling: Any,
     ) -> Request:
         """A request arrives that decodes ``decode_tokens`` tokens, the last of them a stop token.
 
-        With a smaller ``max_tokens`` it ends there, by its length cap.
+        With a smaller ``max_tokens`` it ends there, by its length cap. Under the ID of a session it is
+        the next turn of that.
         """
-        if isinstance(prompt_tokens, int):
-            first = 1000 + len(self.requests)
-            prompt_tokens = [first] * prompt_tokens
-        params = SamplingParams(
-            max_tokens=max_tokens or decode_tokens, stop_token_ids=[STOP_TOKEN], **sampling
+        request = self._request(
+            request_id,
+            prompt_tokens,
+            priority,
+            options or RequestOptions(),
+            {"max_tokens": max_tokens or decode_tokens, "stop_token_ids": [STOP_TOKEN], **sampling},
         )
-        request = Request(
-            request_id=request_id,
-            prompt_token_ids=prompt_tokens,
-            sampling_params=params,
-            pooling_params=None,
-            priority=priority,
-            arrival_time=float(len(self.requests)),
-            block_hasher=self._block_hasher,
-        )
-        self.requests[request_id] = request
-        self._decode_tokens[request_id] = decode_tokens
-        self._tokens[request_id] = []
+        self._runner.decode_tokens[request_id] = decode_tokens
+        if request_id not in self.scheduler.requests:
+            self.requests[request_id] = request
+            self._tokens[request_id] = []
         self.scheduler.add_request(request)
         return request
+
+    def end_session(self, request_id: str) -> None:
+        """A session that waits for its next turn gets none."""
+        self.abort(request_id)
 
     def abort(self, request_id: str) -> None:
         """The client goes away; of a request that is unknown or over, nothing changes."""
@@ -202,25 +328,56 @@ class VirtualEngine:
             self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
             self._answer(request_id, "abort", None)
 
-    def step(self) -> dict[str, int]:
-        """One step of the engine; returns the tokens that it scheduled per request."""
-        output = self.scheduler.schedule()
-        self.steps.append(dict(output.num_scheduled_tokens))
-        self._in_flight.append((output, self._compute(output)))
-        depth = 2 if self.options.async_scheduling else 1
-        if len(self._in_flight) >= depth or not output.num_scheduled_tokens:
+    def compile_grammar(self, request_id: str, error: Exception | None = None) -> None:
+        """The grammar that a request waits for is there, or is wrong."""
+        grammar: Future[Any] = Future()
+        if error is None:
+            grammar.set_result(AnyGrammar())
+        else:
+            grammar.set_exception(error)
+        self.requests[request_id].structured_output_request.grammar = grammar
+
+    def finish_load(self, request_id: str, *, failed: bool = False) -> None:
+        """A load has ended; ``failed`` ones have brought no block."""
+        if failed and request_id in self.scheduler.requests:
+            (blocks,) = self.scheduler.kv_cache_manager.get_block_ids(request_id)
+            self._transfers.setdefault("invalid_block_ids", set()).update(blocks)
+        self._transfers.setdefault("finished_recving", set()).add(request_id)
+
+    def finish_send(self, request_id: str) -> None:
+        """The blocks of an ended request are sent."""
+        self.scheduler.connector.sending.remove(request_id)
+        self._sent.add(request_id)
+        self._transfers.setdefault("finished_sending", set()).add(request_id)
+
+    def step(self, **hooks: Any) -> dict[str, int]:
+        """One step of the engine; returns the tokens that it scheduled per request.
+
+        ``hooks`` are what data parallelism passes to ``schedule``.
+        """
+        scheduled = self.scheduler.schedule(**hooks)
+        self.steps.append(dict(scheduled.num_scheduled_tokens))
+        transfers = KVConnectorOutput(**self._transfers) if self._transfers else None
+        self._transfers = {}
+        self._in_flight.append(self._runner.compute(scheduled, transfers))
+        depth = self.options.batches_in_flight or (2 if self.options.async_scheduling else 1)
+        if len(self._in_flight) >= depth or not scheduled.num_scheduled_tokens:
             self._take_in()
         return self.steps[-1]
 
     def run(self, *, max_idle_steps: int = MAX_IDLE_STEPS, max_steps: int = 100_000) -> None:
-        """Step until every request has ended.
+        """Step until every request has ended and every block that was to be sent is.
 
         Raises:
             NoProgressError: with the state, if that does not happen.
         """
         idle = 0
         for _ in range(max_steps):
-            if not self.scheduler.has_unfinished_requests():
+            for name in self.loading_ids:
+                self.finish_load(name)
+            for name in self.sending_ids:
+                self.finish_send(name)
+            if not (self.scheduler.has_unfinished_requests() or self._transfers):
                 break
             idle = 0 if self.step() else idle + 1
             if idle > max_idle_steps:
@@ -250,35 +407,82 @@ class VirtualEngine:
         assert self.num_free_blocks == usable, f"{self.num_free_blocks} of {usable} blocks are free"
         assert not self.scheduler.requests, f"the scheduler keeps {list(self.scheduler.requests)}"
 
-    def _compute(self, output: Any) -> ModelRunnerOutput:
-        names = list(output.num_scheduled_tokens)
-        sampled: list[list[int]] = []
-        for name in names:
-            request = self.requests[name]
-            if request.is_prefill_chunk:
-                sampled.append([])
-                continue
-            position = request.num_output_tokens + self._pending[name] + 1
-            self._pending[name] += 1
-            sampled.append([sampled_token(position, self._decode_tokens[name])])
-        return ModelRunnerOutput(
-            req_ids=names,
-            req_id_to_index={name: position for position, name in enumerate(names)},
-            sampled_token_ids=sampled,
+    # --- within -----------------------------------------------------------------------------------------
+
+    def _is_loading(self, request: Request) -> bool:
+        # The blocks of a request that is aborted while it loads are kept until the load has ended.
+        return request.status == RequestStatus.WAITING_FOR_REMOTE_KVS or (
+            request.is_finished()
+            and request.request_id not in self._sent
+            and request.request_id not in self.sending_ids
+        )
+
+    def _loads_known_to_have_ended(self) -> set[str]:
+        reported = [step.output.kv_connector_output for step in self._in_flight]
+        return {*self.scheduler.finished_recving_kv_req_ids}.union(
+            self._transfers.get("finished_recving", ()),
+            *(transfers.finished_recving or () for transfers in reported if transfers),
+        )
+
+    def _request(
+        self,
+        request_id: str,
+        prompt_tokens: int | list[int],
+        priority: int,
+        options: RequestOptions,
+        sampling: dict[str, Any],
+    ) -> Request:
+        if isinstance(prompt_tokens, int):
+            first = 1000 + len(self.requests)
+            prompt_tokens = [first] * prompt_tokens
+        pooling = self.options.runner == "pooling"
+        if options.kv_transfer is not None:
+            sampling.setdefault("extra_args", {})["kv_transfer_params"] = options.kv_transfer
+        if options.structured:
+            sampling["structured_outputs"] = StructuredOutputsParams(json="{}")
+        optional: dict[str, Any] = {"resumable": True} if options.session else {}
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=prompt_tokens,
+            sampling_params=None if pooling else SamplingParams(**sampling),
+            pooling_params=PoolingParams() if pooling else None,
+            priority=priority,
+            arrival_time=float(len(self.requests)),
+            block_hasher=self._block_hasher,
+            lora_request=_adapter(options.adapter) if options.adapter else None,
+            mm_features=[_encoder_input(request_id, *place) for place in options.encoder_inputs] or None,
+            **optional,
         )
 
     def _take_in(self) -> None:
-        output, computed = self._in_flight.popleft()
-        for name, tokens in zip(computed.req_ids, computed.sampled_token_ids, strict=True):
-            self._pending[name] -= len(tokens)
-        for of_client in self.scheduler.update_from_output(output, computed).values():
+        step = self._in_flight.popleft()
+        outputs = self.scheduler.update_from_output(step.scheduled, self._runner.hand_over(step))
+        for of_client in outputs.values():
             for result in of_client.outputs:
-                self._tokens[result.request_id] += result.new_token_ids
-                if result.finish_reason is not None:
-                    self._answer(result.request_id, str(result.finish_reason), result.stop_reason)
+                name = result.request_id
+                self._tokens[name] += result.new_token_ids
+                # A session says so at the end of each turn.
+                if result.finish_reason is not None and self.requests[name].is_finished():
+                    self._answer(name, str(result.finish_reason), result.stop_reason)
+        if self.options.speculative_tokens and not self.options.async_scheduling:
+            drafts = self._runner.drafts(step, self.options.speculative_tokens)
+            self.scheduler.update_draft_token_ids(drafts)
 
     def _answer(self, name: str, finish_reason: str, stop_reason: int | str | None) -> None:
         assert name not in self.outcomes, f"{name} was answered twice"
         outcome = Outcome(tuple(self._tokens[name]), finish_reason, stop_reason)
         self.outcomes[name] = outcome
         self.answers.append((name, outcome))
+
+
+def _adapter(number: int) -> LoRARequest:
+    return LoRARequest(lora_name=f"adapter {number}", lora_int_id=number, lora_path="/nowhere")
+
+
+def _encoder_input(request_id: str, offset: int, length: int) -> MultiModalFeatureSpec:
+    return MultiModalFeatureSpec(
+        data=MultiModalKwargsItem.dummy(),
+        modality="image",
+        identifier=f"{request_id} at {offset}",
+        mm_position=PlaceholderRange(offset=offset, length=length),
+    )

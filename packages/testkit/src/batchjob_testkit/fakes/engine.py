@@ -32,6 +32,11 @@ class FakeEngine:
         self._running: list[FakeRequest] = []
         self._withheld: list[int] = []
 
+    @property
+    def max_request_tokens(self) -> int:
+        """Prompt and output of the largest request that the empty pool can hold while it is computed."""
+        return self.usable_blocks * self.block_size - self.lookahead_tokens
+
     def free_blocks(self) -> int:
         """Blocks that can be allocated now."""
         return self.kv_cache_manager.block_pool.get_num_free_blocks()

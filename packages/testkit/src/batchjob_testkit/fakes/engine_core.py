@@ -34,6 +34,9 @@ class FakeEngineCore:
     and whether ``policy=priority`` holds. A queue that has ``end`` hears of each request that is over;
     what a queue that has ``unservable`` names is failed with a reason.
 
+    A running request that finds no room and is itself the one to be preempted ends the step for those
+    that run behind it, or, with ``passes_over_self_preempted``, for itself alone; vLLM changed that.
+
     >>> core = FakeEngineCore(limits=EngineLimits(num_blocks=5))
     >>> request = core.submit("1", prompt_tokens=20, decode_tokens=3)
     >>> core.run()
@@ -48,7 +51,10 @@ class FakeEngineCore:
         make_queue: Callable[[FakeEngine, Settings, bool], RequestQueue] = FCFSQueue,
         limits: EngineLimits | None = None,
         settings: Settings | None = None,
+        *,
+        passes_over_self_preempted: bool = False,
     ) -> None:
+        self._passes_over_self_preempted = passes_over_self_preempted
         self.limits = limits or EngineLimits()
         self.engine = FakeEngine(
             self.limits.usable_blocks, self.limits.block_size, self.limits.max_num_batched_tokens
@@ -186,10 +192,14 @@ class FakeEngineCore:
                 self.engine.preempt(victim)
                 self.queue.prepend_request(victim)
                 if victim is request:
-                    return 0
-            scheduled[request.request_id] = new_tokens
-            budget -= new_tokens
-            position += 1
+                    break
+            else:
+                scheduled[request.request_id] = new_tokens
+                budget -= new_tokens
+                position += 1
+                continue
+            if not self._passes_over_self_preempted:
+                break
         return 0 if preempted else budget
 
     def _schedule_waiting(self, scheduled: dict[str, int], budget: int) -> None:
