@@ -76,6 +76,17 @@ def test_options_reach_the_scheduler():
     assert scheduler.max_num_scheduled_tokens == 512
 
 
+def test_async_scheduling_computes_at_most_a_token_more_for_each_request():
+    batch = MIXES["24-jobs"].scenario("24-jobs", H100, requests=40, seed=3)
+    name = "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
+    result = simulate(VllmBackend(scheduler=name, async_scheduling=True), batch, H100)["serial"]
+    plain = simulate(VllmBackend(), batch, H100)["serial"]
+    assert result.preemptions == plain.preemptions == 0
+    wasted = result.scheduled_tokens - plain.scheduled_tokens
+    assert 0 < wasted <= len(batch.requests)
+    assert result.makespan_seconds >= plain.makespan_seconds
+
+
 SEEN = []
 
 
