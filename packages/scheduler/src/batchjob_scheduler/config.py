@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -48,7 +48,9 @@ class BatchJobConfig(BaseModel):
         float,
         Field(gt=0, le=1, allow_inf_nan=False, description="a number above 0 and up to 1"),
     ] = 0.1
+    order: Annotated[Literal["lpt", "blend"], Field(description="'lpt' or 'blend'")] = "lpt"
     look_ahead: Switch = True
+    step_shaping: Switch = True
 
     def __str__(self) -> str:
         return ", ".join(f"{key}={value}" for key, value in self.model_dump(exclude={"enabled"}).items())
