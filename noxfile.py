@@ -125,6 +125,7 @@ need_an_engine = {
     "batchjob_testkit.vllm_kv_connector",
     "batchjob_testkit.vllm_model_runner",
     "batchjob_testkit.vllm_scheduler",
+    "batchjob_testkit.vllm_step_log",
     "batchjob_testkit.simulator.vllm_backend",
 }
 for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tables import Roles
@@ -11,6 +11,7 @@ from tables import Roles
 from batchjob_testkit.simulator.scenario import (
     Scenario,
     as_given,
+    lengths_told,
     longest_job_first,
     longest_request_urgent,
 )
@@ -58,6 +59,7 @@ POLICIES = (
         backend=VllmBackend(policy="priority"),
         arrange=longest_request_urgent,
     ),
+    replace(ours("ours, lengths told", "clairvoyant", max_jobs=0), arrange=lengths_told),
     ours(DEFAULT, "ours"),
 )
 

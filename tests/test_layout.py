@@ -30,6 +30,7 @@ WITH_ENGINE = {
         "vllm_kv_connector",
         "vllm_model_runner",
         "vllm_scheduler",
+        "vllm_step_log",
     },
 }
 
