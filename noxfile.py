@@ -121,6 +121,7 @@ import importlib, importlib.metadata, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
 need_an_engine = {
     "batchjob_scheduler.scheduler",
+    "batchjob_testkit.vllm_histories",
     "batchjob_testkit.vllm_kv_cache",
     "batchjob_testkit.vllm_kv_connector",
     "batchjob_testkit.vllm_model_runner",

@@ -25,6 +25,7 @@ WITH_ENGINE = {
     "batchjob_scheduler": {"scheduler", "plugin"},
     "batchjob_testkit": {
         "tiny_model",
+        "vllm_histories",
         "vllm_kv_cache",
         "vllm_kv_connector",
         "vllm_model_runner",
