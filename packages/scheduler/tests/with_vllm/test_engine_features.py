@@ -17,7 +17,7 @@ from vllm.v1.request import RequestStatus
 
 from batchjob_scheduler.scheduler import BatchJobAwareAsyncScheduler, BatchJobAwareScheduler
 from batchjob_testkit.engines import sampled_token
-from batchjob_testkit.vllm_scheduler import EngineOptions, RequestOptions, VirtualEngine
+from batchjob_testkit.vllm_scheduler import EngineOptions, FakeGrammar, RequestOptions, VirtualEngine
 
 pytestmark = pytest.mark.vllm
 
@@ -203,6 +203,15 @@ def test_a_wrong_grammar_ends_only_its_request(make_engine):
     e.step()
     e.compile_grammar("wrong", ValueError("no such grammar"))
     assert e.finish() == {"stop": 1, "error": 1}
+
+
+def test_a_token_against_the_grammar_ends_only_its_request(make_engine):
+    e = make_engine()
+    e.submit("structured", 40, 9, options=RequestOptions(structured=True))
+    e.submit("plain", 40, 9)
+    e.compile_grammar("structured", FakeGrammar(rejected_token=sampled_token(4, 9)))
+    assert e.finish() == {"stop": 1, "error": 1}
+    assert len(e.outcomes["structured"].tokens) == 4
 
 
 # --- speculative decoding -----------------------------------------------------------------------------

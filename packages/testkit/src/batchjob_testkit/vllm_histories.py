@@ -291,8 +291,9 @@ def _options(random: Random, settings: Settings, *, is_async: bool) -> EngineOpt
 
 
 def _has_sessions(options: EngineOptions) -> bool:
-    """Whether a session's turns are known to be computed before the next one comes."""
-    return not options.async_scheduling and options.batches_in_flight == 1
+    """Whether sessions are tried: vLLM's own do not get on with drafts nor with loads that fail."""
+    one_step_at_a_time = not options.async_scheduling and options.batches_in_flight == 1
+    return one_step_at_a_time and not options.speculative_tokens and not options.kv_load_failure_policy
 
 
 def run_histories(

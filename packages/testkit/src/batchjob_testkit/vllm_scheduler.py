@@ -210,12 +210,15 @@ def make_scheduler(scheduler_cls: type[Any], options: EngineOptions) -> Any:
     return scheduler
 
 
-class AnyGrammar:
-    """A compiled grammar that accepts every token."""
+class FakeGrammar:
+    """A compiled grammar that accepts every token but one."""
+
+    def __init__(self, rejected_token: int | None = None) -> None:
+        self._rejected_token = rejected_token
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-        """All are accepted."""
-        return True
+        """Whether all are accepted."""
+        return self._rejected_token not in tokens
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
         """All are valid."""
@@ -329,21 +332,24 @@ class VirtualEngine:
             self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
             self._answer(request_id, "abort", None)
 
-    def compile_grammar(self, request_id: str, error: Exception | None = None) -> None:
+    def compile_grammar(self, request_id: str, grammar: FakeGrammar | Exception | None = None) -> None:
         """The grammar that a request waits for is there, or is wrong."""
-        grammar: Future[Any] = Future()
-        if error is None:
-            grammar.set_result(AnyGrammar())
+        compiled: Future[Any] = Future()
+        if isinstance(grammar, Exception):
+            compiled.set_exception(grammar)
         else:
-            grammar.set_exception(error)
-        self.requests[request_id].structured_output_request.grammar = grammar
+            compiled.set_result(grammar or FakeGrammar())
+        self.requests[request_id].structured_output_request.grammar = compiled
 
     def finish_load(self, request_id: str, *, failed: bool = False) -> None:
         """A load has ended; a ``failed`` one has brought no block, and is not tried again."""
         if failed and request_id in self.scheduler.requests:
             self.requests[request_id].kv_transfer_params = None
-            (blocks,) = self.scheduler.kv_cache_manager.get_block_ids(request_id)
-            self._transfers.setdefault("invalid_block_ids", set()).update(blocks)
+            manager = self.scheduler.kv_cache_manager
+            (held,) = manager.get_block_ids(request_id)
+            # Those that it shares were there before.
+            loaded = [block for block in held if manager.block_pool.blocks[block].ref_cnt == 1]
+            self._transfers.setdefault("invalid_block_ids", set()).update(loaded)
         self._transfers.setdefault("finished_recving", set()).add(request_id)
 
     def finish_send(self, request_id: str) -> None:
