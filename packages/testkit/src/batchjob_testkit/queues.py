@@ -65,7 +65,8 @@ def spec_request(request: FakeRequest) -> queue.Request:
         max_tokens=request.max_tokens,
         min_tokens=params.min_tokens if params else 0,
         priority=request.priority,
-        output_tokens=request.num_output_tokens,
+        # Output that is in flight under async scheduling has its place in the KV cache already.
+        output_tokens=request.num_output_tokens + request.num_output_placeholders,
         computed_tokens=request.num_computed_tokens,
     )
 
@@ -167,7 +168,8 @@ class SpecQueue:
         if self._peeked == request_id:
             self._peeked = None
         if member.phase is not Phase.WAITING:
-            self._state = self._with(replace(member, request=spec_request(request)))
+            ended = replace(spec_request(request), output_tokens=request.num_output_tokens)
+            self._state = self._with(replace(member, request=ended))
         self._state = queue.end(self._state, request_id, by_itself)
 
     def unservable(self) -> list[FakeRequest]:
