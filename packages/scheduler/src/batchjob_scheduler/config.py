@@ -59,7 +59,7 @@ class BatchJobConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _switch_off(cls, section: dict[str, Any]) -> dict[str, Any]:
-        """With ``guide_only`` what goes beyond the feature guide is off, unless a key of its own says otherwise."""
+        """``guide_only`` switches off what goes beyond the guide, unless a key of its own says otherwise."""
         return {**BEYOND_THE_GUIDE_OFF, **section} if section.get("guide_only") is True else section
 
     def __str__(self) -> str:
