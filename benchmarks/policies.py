@@ -45,6 +45,8 @@ def peer(name: str, **options: Any) -> Policy:
 
 FCFS = "FCFS"
 DEFAULT = "ours"
+LEVERS = ("look_ahead", "step_shaping")
+"""The configuration keys that switch a lever off."""
 
 POLICIES = (
     peer(FCFS),
@@ -52,7 +54,7 @@ POLICIES = (
     *(peer(f"FCFS, watermark {share}", scheduler_config={"watermark": share}) for share in (0.01, 0.05)),
     peer("longest max_tokens first", scheduler="decaying_reserve.DecayingReserveScheduler"),
     Policy(name="input sorted by job", kind="peer", backend=VllmBackend(), arrange=longest_job_first),
-    ours("feature guide alone", "peer", look_ahead=False),
+    ours("feature guide alone", "peer", look_ahead=False, step_shaping=False),
     Policy(
         name="true lengths as priorities",
         kind="clairvoyant",
@@ -61,6 +63,8 @@ POLICIES = (
     ),
     replace(ours("ours, lengths told", "clairvoyant", max_jobs=0), arrange=lengths_told),
     ours(DEFAULT, "ours"),
+    ours("ours, blend", "ours", order="blend"),
+    *(ours(f"ours without {key}", "ablation", **{key: False}) for key in LEVERS),
 )
 
 ROLES = Roles(
@@ -69,5 +73,5 @@ ROLES = Roles(
     ours=DEFAULT,
     tuned="FCFS, best budget",
     tuned_from=(FCFS, "FCFS, budget 2048", "FCFS, budget 512"),
-    ablations={"look_ahead": "feature guide alone"},
+    ablations={key: f"ours without {key}" for key in LEVERS},
 )
