@@ -45,8 +45,7 @@ def peer(name: str, **options: Any) -> Policy:
 
 FCFS = "FCFS"
 DEFAULT = "ours"
-LEVERS = ("look_ahead", "step_shaping")
-"""The configuration keys that switch a lever off."""
+BLEND = "ours, blend"
 
 POLICIES = (
     peer(FCFS),
@@ -54,7 +53,7 @@ POLICIES = (
     *(peer(f"FCFS, watermark {share}", scheduler_config={"watermark": share}) for share in (0.01, 0.05)),
     peer("longest max_tokens first", scheduler="decaying_reserve.DecayingReserveScheduler"),
     Policy(name="input sorted by job", kind="peer", backend=VllmBackend(), arrange=longest_job_first),
-    ours("feature guide alone", "peer", look_ahead=False, step_shaping=False),
+    ours("feature guide alone", "peer", guide_only=True),
     Policy(
         name="true lengths as priorities",
         kind="clairvoyant",
@@ -63,8 +62,9 @@ POLICIES = (
     ),
     replace(ours("ours, lengths told", "clairvoyant", max_jobs=0), arrange=lengths_told),
     ours(DEFAULT, "ours"),
-    ours("ours, blend", "ours", order="blend"),
-    *(ours(f"ours without {key}", "ablation", **{key: False}) for key in LEVERS),
+    ours(BLEND, "ours", order="blend"),
+    ours("without look-ahead", "ablation", look_ahead=False),
+    ours("without step shaping", "ablation", step_shaping=False),
 )
 
 ROLES = Roles(
@@ -73,5 +73,9 @@ ROLES = Roles(
     ours=DEFAULT,
     tuned="FCFS, best budget",
     tuned_from=(FCFS, "FCFS, budget 2048", "FCFS, budget 512"),
-    ablations={key: f"ours without {key}" for key in LEVERS},
+    ablations={
+        "look_ahead": "without look-ahead",
+        "step_shaping": "without step shaping",
+        "guide_only": "feature guide alone",
+    },
 )

@@ -5,12 +5,14 @@ vLLM calls :func:`register` once in each of its processes, before it makes its c
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncGenerator, Mapping
 from functools import wraps
 from pkgutil import resolve_name
 from typing import Any, Final
 
+from batchjob_scheduler.compat import check_engine
 from batchjob_scheduler.config import (
     PARENT,
     SECTION,
@@ -42,19 +44,29 @@ _NO_LIMIT: Final = -1
 
 _MARK: Final = "_batchjob_wrapped"
 
+# vLLM configures the logger "vllm" and those below it.
+logger = logging.getLogger("vllm.batchjob")
+
 
 def register() -> None:
     """Let ``EngineArgs`` read our section; without one, everything stays as vLLM has it."""
-    from vllm.engine.arg_utils import EngineArgs
+    try:
+        from vllm.engine.arg_utils import EngineArgs
 
-    original = EngineArgs.create_engine_config
+        original = EngineArgs.create_engine_config
+    except (ImportError, AttributeError) as error:
+        # Whoever has not asked for us must not be stopped by us.
+        logger.warning("%s is not read: %s", SECTION, error)
+        return
     if hasattr(original, _MARK):
         return
 
     @wraps(original)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = self.additional_config
-        settings = settings_asked_for(given, self.scheduler_cls)
+        given = getattr(self, "additional_config", None)
+        settings = settings_asked_for(given, getattr(self, "scheduler_cls", None))
+        if settings is not None:
+            check_engine()
         self.additional_config = without_section(given)
         try:
             vllm_config = original(self, *args, **kwargs)

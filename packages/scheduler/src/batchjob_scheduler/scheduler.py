@@ -19,6 +19,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import Request, RequestStatus
 
+from batchjob_scheduler.compat import check_engine, take_over_waiting
 from batchjob_scheduler.config import settings_of
 from batchjob_scheduler.kv_pool import KVPool
 from batchjob_scheduler.pacing import step_tokens
@@ -76,6 +77,7 @@ class _BatchJobAware(_SomeScheduler):
     """What both scheduler classes add to vLLM's."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        untested = check_engine()
         super().__init__(*args, **kwargs)
         config = settings_of(self.vllm_config)
         self._engine_view = _EngineView(self)
@@ -84,13 +86,15 @@ class _BatchJobAware(_SomeScheduler):
             self._engine_view,
             priority_policy=self.scheduler_config.policy == "priority",
         )
-        self.waiting = self._queue
+        self._kv_holding = take_over_waiting(self, self._queue)
         # A prompt that is not cut into chunks needs the whole budget.
         self._shapes_steps = config.step_shaping and self.scheduler_config.enable_chunked_prefill
         self._steps = 0
         self._last_report_seconds: float | None = None
         self._unreported_ends = 0
         logger.info("Batch-job-aware scheduler is on (%s): %s", type(self).__name__, config)
+        if untested:
+            logger.warning("%s", untested)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """One step of vLLM's scheduler, over a queue that knows what has ended since the last."""
@@ -123,10 +127,9 @@ class _BatchJobAware(_SomeScheduler):
 
     def _unservable_holders(self) -> list[Request]:
         """Those that wait beside our queue, since they hold blocks, for more than the pool has (P2)."""
-        holders = getattr(self, "kv_holding_waiting", ())
         return [
             request
-            for request in holders
+            for request in self._kv_holding
             if request.status in _READY and request.num_tokens > self._engine_view.max_request_tokens
         ]
 

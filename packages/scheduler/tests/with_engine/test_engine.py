@@ -76,7 +76,7 @@ def run_batch(model, tmp_path_factory):
             env={
                 **os.environ,
                 **ENVIRONMENT,
-                "PYTHONPATH": str(HERE),
+                "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
                 "BATCHJOB_REPORT": str(report),
                 "PREEMPTIONS": str(preemptions),
             },
