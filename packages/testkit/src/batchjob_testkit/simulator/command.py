@@ -194,7 +194,8 @@ def _engines(options: argparse.Namespace) -> dict[str, Callable[[Scenario], Simu
 
 def _constants(profile: DeviceProfile) -> str:
     return (
-        f"a step: {1e3 * profile.overhead_seconds:.2f} ms, {1e3 * profile.weight_seconds:.2f} ms for the weights, "
+        f"a step: {1e3 * profile.overhead_seconds:.2f} ms, "
+        f"{1e3 * profile.weight_seconds:.2f} ms for the weights, "
         f"{1e6 * profile.seconds_per_token:.1f} µs a token, "
         f"{1e9 * profile.seconds_per_context_token:.1f} ns a token of context"
     )
