@@ -121,10 +121,12 @@ import importlib, importlib.metadata, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
 need_an_engine = {
     "batchjob_scheduler.scheduler",
+    "batchjob_testkit.vllm_histories",
     "batchjob_testkit.vllm_kv_cache",
     "batchjob_testkit.vllm_kv_connector",
     "batchjob_testkit.vllm_model_runner",
     "batchjob_testkit.vllm_scheduler",
+    "batchjob_testkit.vllm_step_log",
     "batchjob_testkit.simulator.vllm_backend",
 }
 for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
@@ -167,7 +169,12 @@ DOWNSTREAM_FAULTS = {
 
 
 NEED_ASCEND = ("--ignore-glob=*/tests/with_ascend",)
-NEED_VLLM = ("--ignore-glob=*/tests/with_vllm/*", "--ignore-glob=*/tests/with_engine/*", *NEED_ASCEND)
+NEED_VLLM = (
+    "--ignore-glob=*/tests/with_vllm/*",
+    "--ignore-glob=*/tests/with_engine/*",
+    "--ignore-glob=*/batchjob_testkit/*vllm_*.py",  # they would be imported for their examples
+    *NEED_ASCEND,
+)
 
 
 @nox.session
@@ -180,13 +187,18 @@ def unit(session: nox.Session) -> None:
 
 @nox.session
 def properties(session: nox.Session) -> None:
-    """Search long: the tests that need no vLLM, and all histories of the larger small systems."""
+    """Search long: tests without vLLM, all histories of small systems, random ones of vLLM's scheduler."""
     session.install(*group("test"))
     install_packages(session)
     examples = os.environ.get("BATCHJOB_LOCKSTEP_EXAMPLES", "5000")
     environment = {"BATCHJOB_LOCKSTEP_EXAMPLES": examples, "BATCHJOB_PROFILE": "nightly"}
     session.run("pytest", *NEED_VLLM, *session.posargs, env=environment)
     session.run("python", "packages/spec/tests/exhaustive.py")
+    install_engine(session)
+    events = os.environ.get("BATCHJOB_HISTORY_EVENTS", "20000")
+    for name in ("BatchJobAwareScheduler", "BatchJobAwareAsyncScheduler"):
+        histories = ("--scheduler", f"batchjob_scheduler.scheduler.{name}", "--events", events, "--rules")
+        session.run("python", "-m", "batchjob_testkit.vllm_histories", *histories)
 
 
 @nox.session

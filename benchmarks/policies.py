@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tables import Roles
@@ -11,6 +11,7 @@ from tables import Roles
 from batchjob_testkit.simulator.scenario import (
     Scenario,
     as_given,
+    lengths_told,
     longest_job_first,
     longest_request_urgent,
 )
@@ -44,6 +45,7 @@ def peer(name: str, **options: Any) -> Policy:
 
 FCFS = "FCFS"
 DEFAULT = "ours"
+BLEND = "ours, blend"
 
 POLICIES = (
     peer(FCFS),
@@ -51,14 +53,18 @@ POLICIES = (
     *(peer(f"FCFS, watermark {share}", scheduler_config={"watermark": share}) for share in (0.01, 0.05)),
     peer("longest max_tokens first", scheduler="decaying_reserve.DecayingReserveScheduler"),
     Policy(name="input sorted by job", kind="peer", backend=VllmBackend(), arrange=longest_job_first),
-    ours("feature guide alone", "peer", look_ahead=False),
+    ours("feature guide alone", "peer", guide_only=True),
     Policy(
         name="true lengths as priorities",
         kind="clairvoyant",
         backend=VllmBackend(policy="priority"),
         arrange=longest_request_urgent,
     ),
+    replace(ours("ours, lengths told", "clairvoyant", max_jobs=0), arrange=lengths_told),
     ours(DEFAULT, "ours"),
+    ours(BLEND, "ours", order="blend"),
+    ours("without look-ahead", "ablation", look_ahead=False),
+    ours("without step shaping", "ablation", step_shaping=False),
 )
 
 ROLES = Roles(
@@ -67,5 +73,9 @@ ROLES = Roles(
     ours=DEFAULT,
     tuned="FCFS, best budget",
     tuned_from=(FCFS, "FCFS, budget 2048", "FCFS, budget 512"),
-    ablations={"look_ahead": "feature guide alone"},
+    ablations={
+        "look_ahead": "without look-ahead",
+        "step_shaping": "without step shaping",
+        "guide_only": "feature guide alone",
+    },
 )

@@ -26,10 +26,12 @@ WITH_ENGINE = {
     "batchjob_testkit": {
         "tiny_model",
         "vllm_backend",
+        "vllm_histories",
         "vllm_kv_cache",
         "vllm_kv_connector",
         "vllm_model_runner",
         "vllm_scheduler",
+        "vllm_step_log",
     },
 }
 

@@ -54,10 +54,11 @@ def run(folder: Path, command: str) -> str:
     at = words.index("pytest")
     chosen = dict(word.split("=", 1) for word in words[:at])
     path = os.pathsep.join(filter(None, sys.path))
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("BATCHJOB_")}
     return subprocess.run(
         [sys.executable, "-B", "-m", "pytest", *PLUGIN, *words[at + 1 :]],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, "PYTEST_ADDOPTS": "", "CI": "", **chosen},
+        env={**ours, "PYTHONPATH": path, "PYTEST_ADDOPTS": "", "CI": "", **chosen},
         capture_output=True,
         text=True,
         check=False,

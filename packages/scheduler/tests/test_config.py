@@ -26,7 +26,10 @@ DOCUMENTED_DEFAULTS = {
     "low_available_tokens_threshold": 4096,
     "short_decode_token_threshold": 32,
     "ewma_alpha": 0.1,
+    "order": "lpt",
     "look_ahead": True,
+    "step_shaping": True,
+    "guide_only": False,
 }
 
 
@@ -104,6 +107,22 @@ def test_an_unknown_key_is_named_with_the_known_ones():
     assert message.startswith("batch_job_sched_config.max_job: got 5, allowed: the keys enabled, ")
     assert all(key in message for key in DOCUMENTED_DEFAULTS)
     assert "did you mean 'max_jobs'?" in message
+
+
+def test_one_key_switches_off_what_goes_beyond_the_guide():
+    config = BatchJobConfig(guide_only=True)
+    assert (config.order, config.look_ahead, config.step_shaping) == ("lpt", False, False)
+
+
+def test_a_key_of_its_own_wins_over_the_one_that_switches_all_off():
+    config = BatchJobConfig(guide_only=True, look_ahead=True)
+    assert (config.look_ahead, config.step_shaping) == (True, False)
+
+
+@pytest.mark.parametrize("order", ["fcfs", "", None, 1])
+def test_another_order_is_refused(order):
+    with pytest.raises(ConfigError, match=r"batch_job_sched_config.order: got .* allowed: 'lpt' or 'blend'"):
+        requested(nested({"enabled": True, "order": order}))
 
 
 def test_a_misspelt_enabled_is_not_silently_off():

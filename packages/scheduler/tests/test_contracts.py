@@ -12,7 +12,7 @@ from batchjob_scheduler.estimator import DecodeLengthEstimator, remaining_tokens
 from batchjob_scheduler.queue import BatchJobQueue
 from batchjob_scheduler.reservation import PredictedPeak, budget_blocks, next_step_blocks
 from batchjob_spec.queue import Settings
-from batchjob_testkit.contracts import EstimatorContract, QueueContract, ReservationContract
+from batchjob_testkit.contracts import BlendingQueueContract, EstimatorContract, ReservationContract
 from batchjob_testkit.estimators import EstimatorFactory
 from batchjob_testkit.fakes import FakeEngine, FakeRequest
 from batchjob_testkit.reservations import HeldAndRemaining, ReservationFactory
@@ -51,7 +51,7 @@ class ProductionReservation:
         return held + PredictedPeak(running).beside(remaining)
 
 
-class TestBatchJobQueue(QueueContract):
+class TestBatchJobQueue(BlendingQueueContract):
     @pytest.fixture
     def make_queue(self) -> QueueFactory:
         return production_queue

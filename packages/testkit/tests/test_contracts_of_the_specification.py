@@ -16,6 +16,8 @@ class TestSpecQueue(QueueContract):
     def make_queue(self) -> QueueFactory:
         return lambda engine, settings, policy: SpecQueue(engine, settings, priority_policy=policy)
 
+    test_lockstep_with_the_specification = None  # with itself; its histories are in the specification's tests
+
 
 class TestSpecEstimator(EstimatorContract):
     @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from batchjob_testkit.contracts import (
@@ -41,12 +41,26 @@ FIXTURE = "@pytest.fixture\n    def {name}(self): return {value}"
 
 
 @pytest.fixture
-def errors(pytester):
+def one_example(monkeypatch):
+    """Searches end with their first example: a wrong factory fails with each."""
+    for name in ("BATCHJOB_PROFILE", "BATCHJOB_LOCKSTEP_EXAMPLES"):
+        monkeypatch.delenv(name, raising=False)
+    profile = settings.get_current_profile_name()
+    settings.register_profile("one example", max_examples=1, phases=[Phase.generate], database=None)
+    settings.load_profile("one example")
+    yield
+    settings.load_profile(profile)
+
+
+@pytest.fixture
+def errors(pytester, one_example):
     """The first line of how each test of a contract class with this body ends."""
 
     def run(contract, body):
         pytester.makepyfile(SUITE.format(contract=contract, body=body))
-        reports = pytester.inline_run("-p", "no:cacheprovider", "-q").getreports("pytest_runtest_logreport")
+        reports = pytester.inline_run("-p", "no:cacheprovider", "--tb=short").getreports(
+            "pytest_runtest_logreport"
+        )
         assert not any(report.passed and report.when == "call" for report in reports)
         return [report.longrepr.reprcrash.message.splitlines()[0] for report in reports if report.failed]
 

@@ -17,7 +17,12 @@ from batchjob_testkit.simulator.bound import lower_bound_seconds, work
 from batchjob_testkit.simulator.fake_backend import FakeBackend
 from batchjob_testkit.simulator.mixes import MIXES
 from batchjob_testkit.simulator.profiles import PROFILES, TIMINGS, DeviceProfile
-from batchjob_testkit.simulator.scenario import Scenario, longest_job_first, longest_request_urgent
+from batchjob_testkit.simulator.scenario import (
+    Scenario,
+    lengths_told,
+    longest_job_first,
+    longest_request_urgent,
+)
 from batchjob_testkit.simulator.simulation import simulate
 from batchjob_testkit.workloads import Workload, WorkloadRequest
 
@@ -192,6 +197,15 @@ def test_true_lengths_as_priorities_run_the_longest_first():
     batch = scenario(request(1, 2, "short"), request(1, 9, "long"), policy="priority", max_num_seqs=1)
     finish = simulate(FakeBackend(), longest_request_urgent(batch), TOY)["serial"].job_finish_seconds
     assert finish["long"] < finish["short"]
+
+
+def test_told_lengths_are_caps_and_jobs_of_almost_equal_requests():
+    batch = scenario(request(1, 100, "a"), request(1, 105, "b"), request(1, 150, "b"))
+    told = lengths_told(batch).requests
+    assert [told_request.max_tokens for told_request in told] == [100, 105, 150]
+    assert told[0].job == told[1].job != told[2].job
+    shared = scenario(request(9, 100, "a", prefix_tokens=5), prefix=True)
+    assert lengths_told(shared).requests[0].job == "a"
 
 
 # --- what is refused ----------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ NEWEST: Final = "0.33.0"
 
 NAMES: Final = {
     "vllm.config:ParallelConfig": ("data_parallel_rank", "data_parallel_size"),
-    "vllm.config:SchedulerConfig": ("async_scheduling", "policy", "scheduler_cls"),
+    "vllm.config:SchedulerConfig": ("async_scheduling", "enable_chunked_prefill", "policy", "scheduler_cls"),
     "vllm.config:VllmConfig": ("additional_config", "parallel_config", "scheduler_config"),
     "vllm.engine.arg_utils:EngineArgs": ("additional_config", "create_engine_config", "scheduler_cls"),
     "vllm.logger:init_logger": (),
@@ -48,8 +48,10 @@ NAMES: Final = {
         "kv_cache_manager",
         "kv_holding_waiting|skipped_waiting",
         "max_model_len",
+        "max_num_running_reqs",
         "max_num_scheduled_tokens",
         "num_lookahead_tokens",
+        "num_spec_tokens",
         "running",
         "schedule",
         "scheduler_config",

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 SECTION: Final = "batch_job_sched_config"
 PARENT: Final = "scheduler_config"
@@ -24,6 +24,9 @@ class ConfigError(ValueError):
         self.allowed = allowed
         super().__init__(f"{key}: got {value!r}, allowed: {allowed}")
 
+
+BEYOND_THE_GUIDE_OFF: Final = {"order": "lpt", "look_ahead": False, "step_shaping": False}
+"""What leaves the policy of the feature guide alone."""
 
 Switch = Annotated[bool, Field(description="true or false")]
 Count = Annotated[int, Field(ge=0, description="an integer of at least 0")]
@@ -48,7 +51,16 @@ class BatchJobConfig(BaseModel):
         float,
         Field(gt=0, le=1, allow_inf_nan=False, description="a number above 0 and up to 1"),
     ] = 0.1
+    order: Annotated[Literal["lpt", "blend"], Field(description="'lpt' or 'blend'")] = "lpt"
     look_ahead: Switch = True
+    step_shaping: Switch = True
+    guide_only: Switch = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _switch_off(cls, section: dict[str, Any]) -> dict[str, Any]:
+        """``guide_only`` switches off what goes beyond the guide, unless a key of its own says otherwise."""
+        return {**BEYOND_THE_GUIDE_OFF, **section} if section.get("guide_only") is True else section
 
     def __str__(self) -> str:
         return ", ".join(f"{key}={value}" for key, value in self.model_dump(exclude={"enabled"}).items())

@@ -43,6 +43,10 @@ class EngineView(Protocol):
         """The most tokens that one step computes."""
 
     @property
+    def max_running(self) -> int:
+        """The most requests that run at a time."""
+
+    @property
     def lookahead_tokens(self) -> int:
         """Slots that speculative decoding asks for beyond a request's tokens."""
 

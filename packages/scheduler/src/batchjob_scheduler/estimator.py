@@ -6,6 +6,9 @@ from typing import Final
 
 COLD_START_TOKENS: Final = 128
 
+_DEVIATIONS: Final = 3.5
+"""How far beyond the average long requests reach, in mean absolute deviations."""
+
 
 class DecodeLengthEstimator:
     """An exponentially weighted moving average of decode lengths, in tokens.
@@ -17,11 +20,19 @@ class DecodeLengthEstimator:
     20
     """
 
-    __slots__ = ("_alpha", "_average_tokens", "observations", "predicted_tokens", "total_tokens")
+    __slots__ = (
+        "_alpha",
+        "_average_tokens",
+        "_deviation_tokens",
+        "observations",
+        "predicted_tokens",
+        "total_tokens",
+    )
 
     def __init__(self, alpha: float) -> None:
         self._alpha = alpha
         self._average_tokens = float(COLD_START_TOKENS)
+        self._deviation_tokens = 0.0
         self.observations = 0
         self.total_tokens = 0
         self.predicted_tokens = COLD_START_TOKENS
@@ -32,10 +43,17 @@ class DecodeLengthEstimator:
             self._average_tokens = float(decoded_tokens)
         else:
             weight = self._alpha
+            deviation = abs(decoded_tokens - self._average_tokens)
+            self._deviation_tokens = weight * deviation + (1 - weight) * self._deviation_tokens
             self._average_tokens = weight * decoded_tokens + (1 - weight) * self._average_tokens
         self.observations += 1
         self.total_tokens += decoded_tokens
         self.predicted_tokens = int(self._average_tokens)
+
+    @property
+    def long_tokens(self) -> int:
+        """What few requests of the job decode more than, from the average and the deviation."""
+        return int(self._average_tokens + _DEVIATIONS * self._deviation_tokens)
 
 
 def remaining_tokens(predicted: int, output: int, min_tokens: int, max_tokens: int) -> int:

@@ -51,6 +51,9 @@ class Job:
         "preemptions",
         "started",
         "steps",
+        "turn",
+        "waiting",
+        "waiting_tokens",
     )
 
     def __init__(self, name: str, appeared: int, alpha: float) -> None:
@@ -62,11 +65,19 @@ class Job:
         self.finished = 0
         self.preemptions = 0
         self.steps = 0
+        self.turn = 0.0
+        self.waiting = 0
+        self.waiting_tokens = 0
 
     @property
     def is_probing(self) -> bool:
         """Whether little was observed of it and little has started (O2)."""
         return self.started < PROBES_PER_JOB and self.estimator.observations < PROBES_PER_JOB
+
+    def count_waiting(self, requests: int, tokens: int) -> None:
+        """So many requests more, or less, wait for so many tokens to be computed."""
+        self.waiting += requests
+        self.waiting_tokens += tokens
 
     @property
     def order_key(self) -> tuple[int, int, str]:

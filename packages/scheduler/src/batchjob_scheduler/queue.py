@@ -12,9 +12,11 @@ from typing import Any, Final
 
 from sortedcontainers import SortedDict, SortedList
 
+from batchjob_scheduler.blend import Turns
 from batchjob_scheduler.config import BatchJobConfig
 from batchjob_scheduler.engine_view import EngineView, Request
 from batchjob_scheduler.estimator import remaining_tokens
+from batchjob_scheduler.forecast import Forecast, JobWork, RunningWork, forecast
 from batchjob_scheduler.jobs import DEFAULT_JOB, PROBES_PER_JOB, Job, JobTable, job_name
 from batchjob_scheduler.reservation import (
     LOOK_AHEAD_TOKENS,
@@ -23,6 +25,9 @@ from batchjob_scheduler.reservation import (
     blocks_for,
     budget_blocks,
 )
+
+# A forecast changes little from one step to the next, and costs a look at all that runs.
+_USES_OF_A_FORECAST: Final = 8
 
 # Sorts after every ``-arrival``.
 _AFTER_ARRIVALS: Final = 1
@@ -43,6 +48,7 @@ class _Entry:
         "priority",
         "request",
         "started",
+        "stride",
         "waiting",
     )
 
@@ -58,6 +64,7 @@ class _Entry:
         self.ends_before_preemption: int | None = None
         self.started = False
         self.counted_as_started = False
+        self.stride = 0.0
         self.waiting = False
 
     @property
@@ -125,6 +132,9 @@ class BatchJobQueue:
         # Both looked up at most once a choice, since they go through all that runs.
         self._peak: PredictedPeak | None = None
         self._attainable_tokens = 0
+        self._turns = Turns() if config.order == "blend" else None
+        self._forecast: Forecast | None = None
+        self._forecast_uses = 0
         self._waiting = 0
         self._arrivals = 0
         self._preemptions = 0
@@ -238,6 +248,32 @@ class BatchJobQueue:
         entry = self._entries.get(request_id)
         return None if entry is None else self.jobs.placed(entry.job_name)
 
+    def forecast(self) -> Forecast:
+        """The rest of the batch, predicted anew every few calls."""
+        if self._forecast is None or self._forecast_uses == 0:
+            slots, pool_tokens = self._engine.max_running, attainable_tokens(self._engine)
+            self._forecast = forecast(self._work_left(), slots, pool_tokens)
+            self._forecast_uses = _USES_OF_A_FORECAST
+        self._forecast_uses -= 1
+        return self._forecast
+
+    def _work_left(self) -> dict[str, JobWork]:
+        work = {
+            job.name: JobWork(
+                job.waiting, job.waiting_tokens, job.estimator.predicted_tokens, job.estimator.long_tokens
+            )
+            for job in self.jobs
+        }
+        for request in self._engine.running():
+            entry = self._entries.get(request.request_id)
+            if entry is not None:
+                output = request.num_output_tokens + request.num_output_placeholders
+                known = request.num_tokens + request.num_output_placeholders
+                of_job = work[self.jobs.placed(entry.job_name).name]
+                uncomputed = max(0, known - request.num_computed_tokens - 1)
+                of_job.running.append(RunningWork(known, uncomputed, output, request.max_tokens))
+        return work
+
     # --- the choice -------------------------------------------------------------------------------
 
     def _choose(self) -> _Entry | None:
@@ -292,6 +328,12 @@ class BatchJobQueue:
         return room // size * size
 
     def _jobs_in_order(self, level: _Level, budget: int) -> Iterator[SortedList[tuple[int, int, Any]]]:
+        if self._turns is not None:
+            jobs = [self.jobs.placed(name) for name in level.by_job]
+            idle = not self._engine.running()
+            for job in self._turns.order(jobs, self.forecast(), idle=idle):
+                yield level.by_job[job.name]
+            return
         free_tokens = budget * self._engine.block_size
         long_first = free_tokens > self._config.low_available_tokens_threshold
         threshold = self._config.short_decode_token_threshold
@@ -359,7 +401,11 @@ class BatchJobQueue:
         level = self._levels.get(entry.priority)
         if level is None:
             level = self._levels[entry.priority] = _Level()
-        level.insert(entry, self.jobs.placed(entry.job_name))
+        job = self.jobs.placed(entry.job_name)
+        if self._turns is not None and not job.waiting:
+            self._turns.join(job)
+        job.count_waiting(1, entry.need_tokens)
+        level.insert(entry, job)
 
     def _take_out(self, entry: _Entry) -> None:
         if self._offered is entry:
@@ -369,7 +415,9 @@ class BatchJobQueue:
         if self._too_large.pop(entry.request.request_id, None) is not None:
             return
         level = self._levels[entry.priority]
-        level.discard(entry, self.jobs.placed(entry.job_name))
+        job = self.jobs.placed(entry.job_name)
+        job.count_waiting(-1, -entry.need_tokens)
+        level.discard(entry, job)
         if not level:
             del self._levels[entry.priority]
 
@@ -381,12 +429,16 @@ class BatchJobQueue:
         self.jobs.placed(entry.job_name).preemptions += 1
 
     def _count_started(self, entry: _Entry) -> None:
+        if self._turns is not None and entry.preempted_at is None:
+            entry.stride = self._turns.take(self.jobs.placed(entry.job_name), self.forecast())
         entry.counted_as_started = not entry.started
         if not entry.started:
             entry.started = True
             self.jobs.placed(entry.job_name).started += 1
 
     def _uncount_started(self, entry: _Entry) -> None:
+        self.jobs.placed(entry.job_name).turn -= entry.stride
+        entry.stride = 0.0
         if entry.counted_as_started:
             entry.started = entry.counted_as_started = False
             job = self.jobs.placed(entry.job_name)
@@ -413,6 +465,8 @@ class BatchJobQueue:
             in_level = entry.waiting and entry.request.request_id not in self._too_large
             if in_level:
                 self._levels[entry.priority].discard(entry, shared)
+                shared.count_waiting(-1, -entry.need_tokens)
+                job.count_waiting(1, entry.need_tokens)
             entry.ordinal = job.arrived
             job.arrived += 1
             job.started += entry.started

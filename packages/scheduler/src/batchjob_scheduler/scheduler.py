@@ -22,6 +22,7 @@ from vllm.v1.request import Request, RequestStatus
 from batchjob_scheduler.compat import check_engine, take_over_waiting
 from batchjob_scheduler.config import settings_of
 from batchjob_scheduler.kv_pool import KVPool
+from batchjob_scheduler.pacing import step_tokens
 from batchjob_scheduler.queue import BatchJobQueue
 from batchjob_scheduler.report import Report
 
@@ -55,6 +56,7 @@ class _EngineView:
         self.block_size = self.pool.block_size
         self.max_request_tokens = self.pool.max_request_tokens
         self.step_tokens: int = scheduler.max_num_scheduled_tokens
+        self.max_running: int = scheduler.max_num_running_reqs
         self.lookahead_tokens: int = scheduler.num_lookahead_tokens
 
     def free_blocks(self) -> int:
@@ -85,6 +87,8 @@ class _BatchJobAware(_SomeScheduler):
             priority_policy=self.scheduler_config.policy == "priority",
         )
         self._kv_holding = take_over_waiting(self, self._queue)
+        # A prompt that is not cut into chunks needs the whole budget.
+        self._shapes_steps = config.step_shaping and self.scheduler_config.enable_chunked_prefill
         self._steps = 0
         self._last_report_seconds: float | None = None
         self._unreported_ends = 0
@@ -95,6 +99,9 @@ class _BatchJobAware(_SomeScheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """One step of vLLM's scheduler, over a queue that knows what has ended since the last."""
         self._settle_ended_requests()
+        if self._shapes_steps:
+            tokens_per_decode = 1 + self.num_spec_tokens
+            self.max_num_scheduled_tokens = step_tokens(self._queue, self._engine_view, tokens_per_decode)
         output = super().schedule(*args, **kwargs)
         self._count_step(output.num_scheduled_tokens)
         return output

@@ -30,7 +30,7 @@ DOCUMENTED = {
     "low_available_tokens_threshold": 2048,
     "short_decode_token_threshold": 32,
 }
-BEYOND_THE_GUIDE = {"ewma_alpha": 0.2, "look_ahead": False}
+BEYOND_THE_GUIDE = {"ewma_alpha": 0.2, "order": "blend", "look_ahead": False, "step_shaping": False}
 
 
 def nested(**settings):
@@ -108,6 +108,10 @@ def test_the_section_selects_our_class_in_every_process(
         assert seen.scheduler_config.scheduler_cls == expected
         assert settings_of(seen) == BatchJobConfig(enabled=True, **settings)
         assert seen.cache_config.block_size == BLOCK
+
+
+def test_no_key_of_ours_was_left_out_above():
+    assert {"enabled", *DOCUMENTED, *BEYOND_THE_GUIDE} == BatchJobConfig.model_fields.keys()
 
 
 def test_without_the_plugin_vllm_ascend_would_decide(without_the_plugin):

@@ -18,7 +18,7 @@ from vllm.v1.request import RequestStatus
 
 from batchjob_scheduler.scheduler import BatchJobAwareAsyncScheduler, BatchJobAwareScheduler
 from batchjob_testkit.engines import sampled_token
-from batchjob_testkit.vllm_scheduler import EngineOptions, RequestOptions, VirtualEngine
+from batchjob_testkit.vllm_scheduler import EngineOptions, FakeGrammar, RequestOptions, VirtualEngine
 
 pytestmark = pytest.mark.vllm
 
@@ -33,38 +33,20 @@ class CheckedEngine(VirtualEngine):
 
     def step(self, **hooks):
         scheduled = super().step(**hooks)
-        self.look()
+        self.check_ledger()
         return scheduled
-
-    def look(self):
-        scheduler = self.scheduler
-        places = Counter(request.request_id for request in scheduler.running)
-        assert len(scheduler.waiting) == len(list(scheduler.waiting))
-        for queue in waiting_queues(scheduler):
-            places.update(request.request_id for request in queue)
-        unfinished = {name for name, r in scheduler.requests.items() if not r.is_finished()}
-        assert places == Counter(unfinished), "each unfinished request is in one place"
-        pool = scheduler.kv_cache_manager.block_pool
-        held = sum(block.ref_cnt > 0 and not block.is_null for block in pool.blocks)
-        assert held + pool.get_num_free_blocks() == self.options.usable_blocks
 
     def finish(self):
         """Run to the end; every request that was not aborted or failed has all its tokens."""
         self.run()
         self.check_integrity()
         for name, outcome in self.outcomes.items():
-            asked = 0 if self.requests[name].pooling_params else self._runner.decode_tokens[name]
+            asked = 0 if self.requests[name].pooling_params else self.decode_tokens[name]
             tokens = tuple(sampled_token(position, asked) for position in range(1, asked + 1))
             whole = outcome.finish_reason in {"stop", "length"}
             expected = tokens[: self.requests[name].max_tokens if whole else len(outcome.tokens)]
             assert outcome.tokens == expected, name
         return Counter(outcome.finish_reason for outcome in self.outcomes.values())
-
-
-def waiting_queues(scheduler):
-    """The queue and, by version, those beside it."""
-    beside = ("kv_holding_waiting", "skipped_waiting")
-    return [scheduler.waiting, *(getattr(scheduler, name) for name in beside if hasattr(scheduler, name))]
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
@@ -183,7 +165,7 @@ def test_resetting_the_prefix_cache_preempts_what_runs_and_loses_nothing(make_en
         e.step()
         e.step()
         assert e.scheduler.reset_prefix_cache(reset_running_requests=True)
-        e.look()
+        e.check_ledger()
         assert not e.scheduler.running
     assert e.num_preemptions > 0
     assert e.finish() == {"stop": 24}
@@ -211,7 +193,7 @@ def test_abort_while_waiting_for_a_grammar(make_engine):
     e.submit("plain", 40, 5)
     e.step()
     e.abort("structured")
-    e.look()
+    e.check_ledger()
     assert e.finish() == {"stop": 1, "abort": 1}
 
 
@@ -226,6 +208,15 @@ def test_a_wrong_grammar_ends_only_its_request(make_engine):
     e.step()
     e.compile_grammar("wrong", ValueError("no such grammar"))
     assert e.finish() == {"stop": 1, "error": 1}
+
+
+def test_a_token_against_the_grammar_ends_only_its_request(make_engine):
+    e = make_engine()
+    e.submit("structured", 40, 9, options=RequestOptions(structured=True))
+    e.submit("plain", 40, 9)
+    e.compile_grammar("structured", FakeGrammar(rejected_token=sampled_token(4, 9)))
+    assert e.finish() == {"stop": 1, "error": 1}
+    assert len(e.outcomes["structured"].tokens) == 4
 
 
 # --- speculative decoding -----------------------------------------------------------------------------
@@ -371,7 +362,7 @@ def test_abort_while_loading_keeps_the_blocks_until_the_load_has_ended(connected
     free = e.num_free_blocks
     e.abort("loading")
     e.step()
-    e.look()
+    e.check_ledger()
     assert e.num_free_blocks == free
     assert e.finish() == {"abort": 1}
 
@@ -502,7 +493,7 @@ def test_sleeping_and_waking_up(make_engine):
     e.scheduler.set_pause_state(PauseState.PAUSED_ALL)
     e.step()
     assert e.scheduler.reset_prefix_cache(reset_running_requests=True)
-    e.look()
+    e.check_ledger()
     assert e.num_free_blocks == 29
     e.scheduler.set_pause_state(PauseState.UNPAUSED)
     assert e.finish() == {"stop": 24}
@@ -582,7 +573,7 @@ def test_all_are_aborted_in_whatever_state_they_are(connected):
     }
     for name in list(e.requests):
         e.abort(name)
-    e.look()
+    e.check_ledger()
     assert len(e.scheduler.waiting) == 0
     e.run()
     e.check_integrity()

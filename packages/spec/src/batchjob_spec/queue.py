@@ -49,6 +49,7 @@ class Settings:
     short_decode_token_threshold: int = 32
     ewma_alpha: float = estimator.DEFAULT_ALPHA
     look_ahead: bool = True
+    order: str = "lpt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,6 +360,32 @@ def offer(state: State) -> Request | None:
         if candidates:
             return min(candidates, key=lambda member: order_key(state, member)).request
     return None
+
+
+def blend_choices(state: State) -> tuple[Request, ...]:
+    """O5b: the requests of which ``order: blend`` offers one, first those of the first job in order.
+
+    Priority, preempted requests and probes come first as ever (O0 to O2), and inside a job O5 names the
+    request. Which job has its turn is left free here: it follows from a forecast, which may improve under
+    an unchanged specification. While others run, a job that is ahead of its turn may be left out.
+
+    >>> state = start(Pool(usable_blocks=20, free_blocks=20))
+    >>> for name, job, prompt in [("a", "news", 40), ("b", "chat", 20), ("c", "chat", 60)]:
+    ...     state = arrive(state, Request(name, job, prompt, max_tokens=8))
+    >>> [request.request_id for request in blend_choices(state)]   # the first probe, whatever the job
+    ['a']
+    """
+    for budget in budgets(state):
+        keys = {member: order_key(state, member) for member in admissible(state, budget)}
+        if keys:
+            best = min(keys.values())
+            if best[1] != ordering.Tier.REGULAR:
+                return tuple(member.request for member, key in keys.items() if key == best)
+            alike = [member for member, key in keys.items() if key[:2] == best[:2]]
+            alike.sort(key=keys.__getitem__)
+            first_of_job = {state.job_of(member).name: member.request for member in reversed(alike)}
+            return tuple(reversed(first_of_job.values()))
+    return ()
 
 
 def unservable(state: State) -> tuple[Request, ...]:

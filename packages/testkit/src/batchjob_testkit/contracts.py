@@ -32,7 +32,13 @@ from batchjob_testkit.fakes import FakeEngine, FakeRequest, FakeSamplingParams
 from batchjob_testkit.history import History, Recorded, about, rule_of
 from batchjob_testkit.queues import RequestQueue, WaitingQueue
 from batchjob_testkit.reservations import HeldAndRemaining, Reservation, ReservationFactory
-from batchjob_testkit.stateful import FACTORY_OF_A_QUEUE, QueueFactory, lockstep
+from batchjob_testkit.stateful import (
+    FACTORY_OF_A_QUEUE,
+    BlendLockstep,
+    QueueFactory,
+    QueueLockstep,
+    lockstep,
+)
 
 
 def lockstep_examples() -> int:
@@ -447,6 +453,9 @@ class QueueContract(RequestQueueContract):
 
     def test_lockstep_with_the_specification(self, new_queue: QueueFactory, seeded: Any) -> None:
         """Q6 and all others: over random histories the specification makes the same choices."""
+        self._search(lockstep(new_queue), seeded)
+
+    def _search(self, machine: type[QueueLockstep], seeded: Any) -> None:
         of_profile = hypothesis.settings()
         search = hypothesis.settings(
             max_examples=lockstep_examples(),
@@ -455,7 +464,17 @@ class QueueContract(RequestQueueContract):
             report_multiple_bugs=False,  # one rule at a time, and soon
             phases=[phase for phase in of_profile.phases if phase is not hypothesis.Phase.explain],
         )
-        run_state_machine_as_test(seeded(lockstep(new_queue)), settings=search)
+        run_state_machine_as_test(seeded(machine), settings=search)
+
+
+class BlendingQueueContract(QueueContract):
+    """The same for a queue that also offers ``order: blend`` (O5b)."""
+
+    def test_o5b_lockstep_with_what_the_specification_allows(
+        self, new_queue: QueueFactory, seeded: Any
+    ) -> None:
+        """O5b and all others: over random histories every choice is one that the specification allows."""
+        self._search(lockstep(new_queue, BlendLockstep), seeded)
 
 
 class EstimatorContract(Contract):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -65,7 +65,8 @@ def spec_request(request: FakeRequest) -> queue.Request:
         max_tokens=request.max_tokens,
         min_tokens=params.min_tokens if params else 0,
         priority=request.priority,
-        output_tokens=request.num_output_tokens,
+        # Output that is in flight under async scheduling has its place in the KV cache already.
+        output_tokens=request.num_output_tokens + request.num_output_placeholders,
         computed_tokens=request.num_computed_tokens,
     )
 
@@ -87,6 +88,8 @@ class SpecQueue:
             lookahead_tokens=engine.lookahead_tokens,
         )
         self._state = queue.start(pool, settings, priority_policy)
+        self.choose: Callable[[State], queue.Request | None] = queue.offer
+        """What is offered; the specification's own choice unless something else is followed."""
 
     @property
     def state(self) -> State:
@@ -165,14 +168,15 @@ class SpecQueue:
         if self._peeked == request_id:
             self._peeked = None
         if member.phase is not Phase.WAITING:
-            self._state = self._with(replace(member, request=spec_request(request)))
+            ended = replace(spec_request(request), output_tokens=request.num_output_tokens)
+            self._state = self._with(replace(member, request=ended))
         self._state = queue.end(self._state, request_id, by_itself)
 
     def unservable(self) -> list[FakeRequest]:
         return [self._requests[r.request_id] for r in queue.unservable(self._state)]
 
     def _offer(self) -> str | None:
-        offered = queue.offer(self.state)
+        offered = self.choose(self.state)
         return offered.request_id if offered else None
 
     def _with(self, member: Member) -> State:

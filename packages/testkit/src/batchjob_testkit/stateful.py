@@ -7,12 +7,13 @@ engine's ledger, never the queue's own counters, so a wrong count cannot hide it
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from batchjob_spec.queue import Settings
+from batchjob_spec.queue import Request, Settings, State, blend_choices
 from batchjob_testkit import strategies
 from batchjob_testkit.factories import checked_of
 from batchjob_testkit.fakes import FakeEngine, FakeRequest
@@ -256,6 +257,36 @@ class QueueLockstep(RuleBasedStateMachine):
             return str(error).splitlines()[1].strip()
 
 
-def lockstep(factory: QueueFactory) -> type[QueueLockstep]:
+class BlendLockstep(QueueLockstep):
+    """The same with ``order: blend`` (O5b), which leaves free whose turn it is among the jobs.
+
+    The specification follows the choice of the queue under test, and must find it among those that it allows.
+    """
+
+    @initialize(engine=strategies.engines(), settings=strategies.settings(), priority_policy=st.booleans())
+    def start(self, engine: FakeEngine, settings: Settings, priority_policy: bool) -> None:
+        """Both queues are empty, over the same engine."""
+        super().start(engine, replace(settings, order="blend"), priority_policy)
+        self.spec.choose = self._follow
+
+    @invariant()
+    def both_wait_in_the_same_order(self) -> None:
+        """The order of the jobs is free."""
+
+    def _take(self, *, peek_first: bool = True) -> FakeRequest:
+        self.spec.peek_request()  # what is popped can be followed no more
+        return super()._take(peek_first=peek_first)
+
+    def _follow(self, state: State) -> Request | None:
+        allowed = blend_choices(state)
+        offered = self.queue.peek_request().request_id if self.queue else None
+        if offered is None and (not allowed or state.running):
+            return None
+        names = [request.request_id for request in allowed]
+        self._compare(f"O5b, P1: what is offered is one of {names}", offered in names, True)
+        return next(request for request in allowed if request.request_id == offered)
+
+
+def lockstep(factory: QueueFactory, machine: type[QueueLockstep] = QueueLockstep) -> type[QueueLockstep]:
     """The machine for one factory; give it to ``run_state_machine_as_test``."""
-    return type("QueueLockstepOfFactory", (QueueLockstep,), {"make_queue": staticmethod(factory)})
+    return type(f"{machine.__name__}OfFactory", (machine,), {"make_queue": staticmethod(factory)})

@@ -10,9 +10,12 @@ A request says it in ``SamplingParams(extra_args={"kv_transfer_params": {...}})`
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
+from vllm.v1.request import RequestStatus
+
+_ENDED_BY_ITSELF: Final = frozenset({RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED})
 
 
 class ScriptedConnector(KVConnectorBase_V1):  # type: ignore[misc]
@@ -45,8 +48,9 @@ class ScriptedConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return KVConnectorMetadata()
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Whether the blocks of an ended request are kept, to be sent."""
-        keeps = bool(block_ids) and bool((request.kv_transfer_params or {}).get("send"))
+        """Whether the blocks of a request that ended by itself are kept, to be sent."""
+        script = request.kv_transfer_params or {}
+        keeps = bool(script.get("send")) and request.status in _ENDED_BY_ITSELF
         if keeps:
             self.sending.add(request.request_id)
         return keeps, None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from math import lcm
@@ -210,12 +210,15 @@ def make_scheduler(scheduler_cls: type[Any], options: EngineOptions) -> Any:
     return scheduler
 
 
-class AnyGrammar:
-    """A compiled grammar that accepts every token."""
+class FakeGrammar:
+    """A compiled grammar that accepts every token but one."""
+
+    def __init__(self, rejected_token: int | None = None) -> None:
+        self._rejected_token = rejected_token
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-        """All are accepted."""
-        return True
+        """Whether all are accepted."""
+        return self._rejected_token not in tokens
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
         """All are valid."""
@@ -241,6 +244,7 @@ class VirtualEngine:
         self.answers: list[tuple[str, Outcome]] = []
         self.requests: dict[str, Request] = {}
         self._runner = FakeModelRunner(self.requests)
+        self.decode_tokens = self._runner.decode_tokens
         self._tokens: dict[str, list[int]] = {}
         self._in_flight: deque[ComputedStep] = deque()
         self._transfers: dict[str, set[Any]] = {}
@@ -328,20 +332,24 @@ class VirtualEngine:
             self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
             self._answer(request_id, "abort", None)
 
-    def compile_grammar(self, request_id: str, error: Exception | None = None) -> None:
+    def compile_grammar(self, request_id: str, grammar: FakeGrammar | Exception | None = None) -> None:
         """The grammar that a request waits for is there, or is wrong."""
-        grammar: Future[Any] = Future()
-        if error is None:
-            grammar.set_result(AnyGrammar())
+        compiled: Future[Any] = Future()
+        if isinstance(grammar, Exception):
+            compiled.set_exception(grammar)
         else:
-            grammar.set_exception(error)
-        self.requests[request_id].structured_output_request.grammar = grammar
+            compiled.set_result(grammar or FakeGrammar())
+        self.requests[request_id].structured_output_request.grammar = compiled
 
     def finish_load(self, request_id: str, *, failed: bool = False) -> None:
-        """A load has ended; ``failed`` ones have brought no block."""
+        """A load has ended; a ``failed`` one has brought no block, and is not tried again."""
         if failed and request_id in self.scheduler.requests:
-            (blocks,) = self.scheduler.kv_cache_manager.get_block_ids(request_id)
-            self._transfers.setdefault("invalid_block_ids", set()).update(blocks)
+            self.requests[request_id].kv_transfer_params = None
+            manager = self.scheduler.kv_cache_manager
+            (held,) = manager.get_block_ids(request_id)
+            # Those that it shares were there before.
+            loaded = [block for block in held if manager.block_pool.blocks[block].ref_cnt == 1]
+            self._transfers.setdefault("invalid_block_ids", set()).update(loaded)
         self._transfers.setdefault("finished_recving", set()).add(request_id)
 
     def finish_send(self, request_id: str) -> None:
@@ -394,6 +402,25 @@ class VirtualEngine:
         free = f"{self.num_free_blocks} of {self.options.usable_blocks} blocks free"
         return f"{running} running and {waiting} waiting requests, {free}"
 
+    def check_ledger(self) -> None:
+        """Each unfinished request is in one place, the queues know how many wait, and no block is lost.
+
+        Raises:
+            AssertionError: with both sides.
+        """
+        scheduler = self.scheduler
+        places = Counter(self.running_ids)
+        for queue in self._waiting_queues():
+            waiting = [request.request_id for request in queue]
+            assert len(queue) == len(waiting), f"len is {len(queue)}, waiting are {waiting}"
+            places.update(waiting)
+        unfinished = [name for name, request in scheduler.requests.items() if not request.is_finished()]
+        assert places == Counter(unfinished), f"in the engine {places}, unfinished {unfinished}"
+        pool = scheduler.kv_cache_manager.block_pool
+        held = sum(block.ref_cnt > 0 and not block.is_null for block in pool.blocks)
+        free, usable = self.num_free_blocks, self.options.usable_blocks
+        assert held + free == usable, f"{held} blocks are held and {free} free, of {usable}"
+
     def check_integrity(self) -> None:
         """Every request has one outcome, and no block is held after all have ended.
 
@@ -408,6 +435,11 @@ class VirtualEngine:
         assert not self.scheduler.requests, f"the scheduler keeps {list(self.scheduler.requests)}"
 
     # --- within -----------------------------------------------------------------------------------------
+
+    def _waiting_queues(self) -> list[Any]:
+        # Beside the queue there is another, for what is blocked or, in later versions, for what holds blocks.
+        names = ("waiting", "skipped_waiting", "kv_holding_waiting")
+        return [getattr(self.scheduler, name) for name in names if hasattr(self.scheduler, name)]
 
     def _is_loading(self, request: Request) -> bool:
         # The blocks of a request that is aborted while it loads are kept until the load has ended.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from batchjob_testkit.engines import EngineLimits
+from batchjob_testkit.simulator.command import main
 from batchjob_testkit.simulator.fake_backend import FakeBackend
 from batchjob_testkit.simulator.mixes import MIXES
 from batchjob_testkit.simulator.profiles import PROFILES
@@ -74,6 +76,17 @@ def test_options_reach_the_scheduler():
     assert scheduler.max_num_scheduled_tokens == 512
 
 
+def test_async_scheduling_computes_at_most_a_token_more_for_each_request():
+    batch = MIXES["24-jobs"].scenario("24-jobs", H100, requests=40, seed=3)
+    name = "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
+    result = simulate(VllmBackend(scheduler=name, async_scheduling=True), batch, H100)["serial"]
+    plain = simulate(VllmBackend(), batch, H100)["serial"]
+    assert result.preemptions == plain.preemptions == 0
+    wasted = result.scheduled_tokens - plain.scheduled_tokens
+    assert 0 < wasted <= len(batch.requests)
+    assert result.makespan_seconds >= plain.makespan_seconds
+
+
 SEEN = []
 
 
@@ -97,6 +110,17 @@ def test_a_scheduler_that_reads_a_clock_reads_the_virtual_one_and_runs_once_per_
     for result, start in zip(results.values(), starts, strict=True):
         ends = [moment.seconds for moment in result.moments]
         assert SEEN[start + 1 : start + len(ends)] == ends[:-1]
+
+
+def test_the_command_compares_a_scheduler_with_the_default(tmp_path, capsys):
+    file = tmp_path / "lengths.csv"
+    file.write_text("job,prompt_tokens,output_tokens\n" + "news,100,20\nchat,50,90\n" * 10)
+    ours = "batchjob_scheduler.scheduler.BatchJobAwareScheduler"
+    config = '{"batch_job_sched_config": {"enabled": true}}'
+    main([str(file), "--kv-cache-tokens", "640", "--scheduler", ours, "--additional-config", config])
+    printed = capsys.readouterr().out
+    assert printed.count("engine's default  BatchJobAwareScheduler") == 2
+    assert len(re.findall(r"^against the default +\+0.0 % +[+-]\d+.\d %$", printed, re.MULTILINE)) == 2
 
 
 @pytest.mark.parametrize(

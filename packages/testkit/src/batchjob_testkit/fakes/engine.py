@@ -23,11 +23,13 @@ class FakeEngine:
         block_size: int = 16,
         step_tokens: int = 8192,
         lookahead_tokens: int = 0,
+        max_running: int = 256,
     ) -> None:
         self.usable_blocks = usable_blocks
         self.block_size = block_size
         self.step_tokens = step_tokens
         self.lookahead_tokens = lookahead_tokens
+        self.max_running = max_running
         self.kv_cache_manager = FakeKVCacheManager(FakeBlockPool(usable_blocks + 1), block_size)
         self._running: list[FakeRequest] = []
         self._withheld: list[int] = []

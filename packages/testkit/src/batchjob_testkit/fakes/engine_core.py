@@ -57,7 +57,10 @@ class FakeEngineCore:
         self._passes_over_self_preempted = passes_over_self_preempted
         self.limits = limits or EngineLimits()
         self.engine = FakeEngine(
-            self.limits.usable_blocks, self.limits.block_size, self.limits.max_num_batched_tokens
+            self.limits.usable_blocks,
+            self.limits.block_size,
+            self.limits.max_num_batched_tokens,
+            max_running=self.limits.max_num_seqs,
         )
         self._priority_policy = self.limits.policy == "priority"
         self.queue: Any = make_queue(self.engine, settings or Settings(), self._priority_policy)

@@ -69,7 +69,7 @@ def thinned(moments: Sequence[Moment]) -> list[Moment]:
     return kept
 
 
-def _subplots(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
+def _subplots(rows: int, columns: int, **options: Any) -> Any:
     try:
         import matplotlib as mpl
         from matplotlib import pyplot as plt

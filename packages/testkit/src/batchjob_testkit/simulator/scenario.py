@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from math import log2
 from statistics import fmean
 
 from batchjob_testkit.engines import EngineLimits
@@ -84,4 +85,20 @@ def longest_job_first(scenario: Scenario) -> Scenario:
 def longest_request_urgent(scenario: Scenario) -> Scenario:
     """Priorities from the true decode lengths, which nobody knows beforehand: the longest goes first."""
     requests = (replace(request, priority=-request.output_tokens) for request in scenario.requests)
+    return scenario.with_requests(tuple(requests))
+
+
+def lengths_told(scenario: Scenario) -> Scenario:
+    """What a scheduler that learns per job would know if it knew the future.
+
+    ``max_tokens`` is the true decode length, and requests of almost the same length are a job. Those that
+    share a prefix stay in the job that shares it.
+    """
+    requests = []
+    for request in scenario.requests:
+        told = replace(request, max_tokens=request.output_tokens)
+        if not request.prefix_tokens:
+            half_octave = round(2 * log2(request.output_tokens)) / 2
+            told = replace(told, job=f"about {2**half_octave:.0f}")
+        requests.append(told)
     return scenario.with_requests(tuple(requests))

@@ -55,6 +55,8 @@ class VllmBackend:
     policy: str = "fcfs"
     max_num_batched_tokens: int | None = None
     """The token budget of a step; None is that of the scenario."""
+    async_scheduling: bool = False
+    """Each step is scheduled before the last one's tokens are known; the class must be made for it."""
     scheduler_config: Mapping[str, Any] = field(default_factory=dict)
     additional_config: Mapping[str, Any] = field(default_factory=dict)
 
@@ -69,6 +71,7 @@ class VllmBackend:
             limits = replace(limits, max_num_batched_tokens=self.max_num_batched_tokens)
         options = EngineOptions(
             **vars(limits),
+            async_scheduling=self.async_scheduling,
             enable_prefix_caching=scenario.enable_prefix_caching,
             scheduler_config=dict(self.scheduler_config),
             additional_config=dict(self.additional_config),

@@ -1,0 +1,137 @@
+"""What is left of the batch, from what each job has decoded so far.
+
+A heuristic inside what the rules leave free: it shapes steps and blends jobs, and decides nothing that a
+rule decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+FULL_STEP_TOKENS: Final = 150
+"""With fewer tokens a step is bound by reading the weights, on the accelerators of today."""
+
+CRITICAL_SHARE: Final = 0.9
+"""A job is critical if its own path takes at least this share of the steps that are left."""
+
+_BEYOND_LONG: Final = 0.3
+"""What a request that has outlasted all expectation still decodes, as a share of what it has decoded."""
+
+
+@dataclass(slots=True)
+class JobWork:
+    """What is left of one job: requests, tokens to prefill, and how long its requests decode."""
+
+    waiting: int
+    waiting_tokens: int
+    mean_tokens: int
+    long_tokens: int
+    """What few requests of the job decode more than."""
+    running: list[RunningWork] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningWork:
+    """A running request, in tokens: all known, what of that is not computed, and output with its cap."""
+
+    known_tokens: int
+    uncomputed_tokens: int
+    output_tokens: int
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Predicted for the rest of the batch, from the work that is left of each job."""
+
+    work: Mapping[str, JobWork]
+    steps: float
+    """Steps until the last request ends, at least 1."""
+    decode_tokens: float
+    """Tokens that all requests still decode."""
+    kv_token_steps: float
+    """Tokens held, summed over the steps."""
+    concurrency: float
+    """Requests that run side by side while slots, or the KV cache, are what is short."""
+    path_steps: Mapping[str, float]
+    """For each job the steps until its last request ends, were it alone in the engine."""
+
+    def is_critical(self, job: str) -> bool:
+        """Whether every delay of the job delays the end of the batch."""
+        return self.path_steps.get(job, 0.0) >= CRITICAL_SHARE * self.steps
+
+    @cached_property
+    def tokens_held(self) -> float:
+        """What a request holds while it decodes, on average, in tokens; at least 1."""
+        return max(1.0, self.kv_token_steps / max(1.0, self.decode_tokens))
+
+    @cached_property
+    def prefill_tokens(self) -> int:
+        """What all requests still have to compute before they decode."""
+        return sum(
+            work.waiting_tokens + sum(request.uncomputed_tokens for request in work.running)
+            for work in self.work.values()
+        )
+
+    @cached_property
+    def critical_waiting(self) -> tuple[int, int]:
+        """The waiting requests of critical jobs, and the tokens that they have to compute."""
+        critical = [work for name, work in self.work.items() if work.waiting and self.is_critical(name)]
+        return sum(work.waiting for work in critical), sum(work.waiting_tokens for work in critical)
+
+    @cached_property
+    def is_thin(self) -> bool:
+        """Whether decodes alone leave a step room, which prefill that can wait would fill to the end."""
+        can_wait = sum(work.waiting_tokens for name, work in self.work.items() if not self.is_critical(name))
+        return self.concurrency < FULL_STEP_TOKENS <= self.concurrency + can_wait / self.steps
+
+
+def forecast(jobs: Mapping[str, JobWork], slots: int, pool_tokens: int) -> Forecast:
+    """The rest of a batch in an engine of ``slots`` requests at a time and ``pool_tokens`` of KV cache.
+
+    Work is spread over all slots or all of the pool, whichever takes longer. After a job's last request
+    has started, a long one may still take all of its steps.
+
+    >>> news = JobWork(waiting=4, waiting_tokens=400, mean_tokens=50, long_tokens=80)
+    >>> left = forecast({"news": news}, slots=2, pool_tokens=1000)
+    >>> left.steps, left.decode_tokens          # 4 * 50 tokens over 2 slots, and a long one
+    (180.0, 200.0)
+    """
+    decode_tokens = kv_token_steps = 0.0
+    path_steps: dict[str, float] = {}
+    for name, work in jobs.items():
+        decode, area, longest = _left_of(work)
+        decode_tokens += decode
+        kv_token_steps += area
+        if work.waiting:
+            spread = max(decode / slots, area / max(1, pool_tokens))
+            longest = max(longest, spread + work.long_tokens)
+        path_steps[name] = longest
+    full_steps = max(1.0, decode_tokens / slots, kv_token_steps / max(1, pool_tokens))
+    return Forecast(
+        work=jobs,
+        steps=max([full_steps, *path_steps.values()]),
+        decode_tokens=decode_tokens,
+        kv_token_steps=kv_token_steps,
+        concurrency=decode_tokens / full_steps,
+        path_steps=path_steps,
+    )
+
+
+def _left_of(work: JobWork) -> tuple[float, float, float]:
+    """Tokens to decode, tokens held times steps, and the steps that the longest running one takes."""
+    mean = work.mean_tokens
+    decode = float(work.waiting * mean)
+    area = work.waiting_tokens * mean + decode * mean / 2
+    longest = 0.0
+    for request in work.running:
+        cap = max(1, request.max_tokens - request.output_tokens)
+        remaining = max(1, min(mean - request.output_tokens, cap))
+        decode += remaining
+        area += remaining * (request.known_tokens + remaining / 2)
+        beyond = work.long_tokens - request.output_tokens
+        longest = max(longest, min(cap, beyond if beyond > 0 else _BEYOND_LONG * request.output_tokens))
+    return decode, area, longest

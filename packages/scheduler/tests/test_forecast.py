@@ -1,0 +1,170 @@
+"""What is left of a batch, worked out by hand, and what follows for the budget of a step."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchjob_scheduler.blend import Turns
+from batchjob_scheduler.config import BatchJobConfig
+from batchjob_scheduler.forecast import JobWork, RunningWork, forecast
+from batchjob_scheduler.jobs import Job
+from batchjob_scheduler.pacing import MIN_PREFILL_TOKENS, step_tokens
+from batchjob_scheduler.queue import BatchJobQueue
+from batchjob_testkit.fakes import FakeEngine, FakeRequest
+
+
+def job_work(waiting=0, prompt=100, mean=50, long=80, running=()):
+    return JobWork(waiting, waiting * prompt, mean, long, list(running))
+
+
+def test_slots_that_are_short_decide_how_long_it_takes():
+    # 4 requests of 50 tokens in 2 slots are 100 steps, and the last one to start may be a long one.
+    left = forecast({"a": job_work(waiting=4)}, slots=2, pool_tokens=10**6)
+    assert left.steps == 100 + 80
+    assert left.concurrency == 2
+
+
+def test_a_pool_that_is_short_decides_how_long_it_takes():
+    # Each holds 100 tokens and on average half of the 50 that it decodes, for 50 steps.
+    left = forecast({"a": job_work(waiting=4)}, slots=100, pool_tokens=125)
+    assert left.kv_token_steps == 4 * 50 * 125
+    assert left.steps == 4 * 50 + 80
+    assert left.concurrency == 1
+    assert left.tokens_held == 125
+
+
+def test_what_runs_decodes_the_rest_of_what_its_job_usually_does():
+    running = [RunningWork(known_tokens=120, uncomputed_tokens=0, output_tokens=20, max_tokens=1000)]
+    left = forecast({"a": job_work(running=running)}, slots=2, pool_tokens=10**6)
+    assert left.decode_tokens == 30
+    assert left.kv_token_steps == 30 * (120 + 15)
+    assert left.steps == 80 - 20  # it may be a long one
+
+
+def test_what_has_outlasted_the_longest_still_decodes_a_share_of_what_it_has():
+    running = [RunningWork(known_tokens=300, uncomputed_tokens=0, output_tokens=200, max_tokens=1000)]
+    assert forecast({"a": job_work(running=running)}, slots=2, pool_tokens=10**6).steps == 0.3 * 200
+
+
+def test_nothing_decodes_beyond_its_cap():
+    running = [RunningWork(known_tokens=110, uncomputed_tokens=0, output_tokens=10, max_tokens=12)]
+    left = forecast({"a": job_work(running=running)}, slots=2, pool_tokens=10**6)
+    assert (left.decode_tokens, left.steps) == (2, 2)
+
+
+def test_the_job_with_the_longest_path_is_critical():
+    jobs = {"long": job_work(waiting=10, mean=100, long=300), "short": job_work(waiting=10, mean=5, long=9)}
+    left = forecast(jobs, slots=10, pool_tokens=10**6)
+    assert [name for name in jobs if left.is_critical(name)] == ["long"]
+    assert left.critical_waiting == (10, 1000)
+
+
+def test_prefill_is_what_waits_and_what_runs_and_is_not_computed():
+    running = [RunningWork(known_tokens=500, uncomputed_tokens=300, output_tokens=0, max_tokens=9)]
+    assert forecast({"a": job_work(waiting=2, running=running)}, 2, 1000).prefill_tokens == 2 * 100 + 300
+
+
+@pytest.mark.parametrize(
+    ("mean", "waiting_prompt", "thin"),
+    [(100, 2000, True), (100, 1, False)],
+    ids=["what waits fills the steps", "what waits does not"],
+)
+def test_steps_are_thin_if_few_decode_side_by_side_and_what_waits_fills_them(mean, waiting_prompt, thin):
+    critical = job_work(waiting=100, mean=mean, long=mean)
+    other = job_work(waiting=100, prompt=waiting_prompt, mean=1, long=1)
+    left = forecast({"long": critical, "other": other}, slots=20, pool_tokens=10**6)
+    assert left.concurrency == pytest.approx(20)
+    assert left.is_thin is thin
+
+
+# --- the budget of a step -------------------------------------------------------------------------
+
+
+def busy(*, running, waiting, prompt=64, max_tokens=100, step_limit=8192):
+    engine = FakeEngine(usable_blocks=10_000, step_tokens=step_limit, max_running=64)
+    queue = BatchJobQueue(BatchJobConfig(look_ahead=False), engine)
+    for number in range(running + waiting):
+        queue.add_request(FakeRequest(f"r{number}#job_name[news]#", prompt, max_tokens))
+    for _ in range(running):
+        engine.start(queue.pop_request())
+    return queue, engine
+
+
+def test_an_idle_engine_and_an_empty_queue_leave_the_budget_alone():
+    assert step_tokens(*busy(running=0, waiting=8)) == 8192
+    assert step_tokens(*busy(running=8, waiting=0)) == 8192
+
+
+@pytest.mark.parametrize("limit", [1, 40, 300, 8192])
+def test_the_budget_holds_every_decode_and_never_exceeds_the_engines(limit):
+    queue, engine = busy(running=60, waiting=200, step_limit=max(limit, 64))
+    engine.step_tokens = limit
+    budget = step_tokens(queue, engine)
+    assert min(limit, 60 + MIN_PREFILL_TOKENS) <= budget <= limit
+
+
+def test_draft_tokens_are_part_of_what_a_decode_needs():
+    queue, engine = busy(running=60, waiting=200)
+    assert step_tokens(queue, engine, tokens_per_decode=5) >= 5 * 60 + MIN_PREFILL_TOKENS
+
+
+def test_prefill_is_spread_over_the_steps_that_are_left():
+    # 64 run and fill all slots. 640 wait with prompts of 1024, of a job that is predicted to decode 128.
+    queue, engine = busy(running=64, waiting=640, prompt=1024, max_tokens=2000)
+    decode = 640 * 128 + 64 * 127
+    steps = decode / 64 + 128
+    even = 1.1 * (640 * 1024 + decode) / steps
+    assert step_tokens(queue, engine) == int(even)
+
+
+# --- turns ----------------------------------------------------------------------------------------
+
+
+def jobs_of(*names):
+    return [Job(name, appeared, alpha=0.1) for appeared, name in enumerate(names)]
+
+
+def test_jobs_take_turns_in_proportion_to_what_waits_of_them():
+    small, large = jobs_of("small", "large")
+    small.count_waiting(10, 0)
+    large.count_waiting(30, 0)
+    work = {"small": job_work(10, mean=1, long=1), "large": job_work(30, mean=1, long=1)}
+    left = forecast({**work, "critical": job_work(1, mean=999, long=999)}, slots=4, pool_tokens=10**6)
+    turns, taken = Turns(), {"small": 0, "large": 0}
+    for _ in range(20):
+        first = turns.order([small, large], left, idle=False)[0]
+        turns.take(first, left)
+        taken[first.name] += 1
+    assert taken == {"small": 5, "large": 15}
+
+
+def test_a_job_that_joins_later_does_not_make_up_for_missed_turns():
+    early, late = jobs_of("early", "late")
+    early.count_waiting(10, 0)
+    left = forecast({"early": job_work(10)}, slots=4, pool_tokens=10**6)
+    turns = Turns()
+    for _ in range(5):
+        turns.order([early], left, idle=False)
+        turns.take(early, left)
+    turns.order([early], left, idle=False)
+    turns.join(late)
+    assert late.turn == early.turn
+
+
+def test_critical_jobs_come_first_while_steps_are_full():
+    other, critical = jobs_of("other", "critical")
+    critical.turn = 50.0
+    work = {"other": job_work(1, mean=1, long=1), "critical": job_work(1, mean=900, long=900)}
+    left = forecast(work, slots=4, pool_tokens=10**6)
+    assert not left.is_thin
+    assert [job.name for job in Turns().order([other, critical], left, idle=False)] == ["critical", "other"]
+
+
+def test_in_thin_steps_a_job_far_ahead_waits_unless_the_engine_is_idle():
+    behind, ahead = jobs_of("behind", "ahead")
+    work = {"behind": job_work(100, prompt=2000, mean=1, long=1), "ahead": job_work(100, mean=100, long=100)}
+    left = forecast(work, slots=20, pool_tokens=10**6)
+    assert left.is_thin
+    ahead.turn = left.steps
+    assert Turns().order([behind, ahead], left, idle=False) == [behind]
+    assert Turns().order([behind, ahead], left, idle=True) == [behind, ahead]
