@@ -210,6 +210,74 @@ def tests(session: nox.Session) -> None:
     session.run("pytest", *NEED_ASCEND, *session.posargs)
 
 
+# Their builds for CPU run a model beside the torch that the pinned engine brings; the others only schedule.
+RUN_A_MODEL = ("0.28.0", "0.30.0", "0.32.0")
+MATRIX_BEGINS = """<!-- what `nox -s vllm-versions` ran -->
+| vLLM | its scheduler, under ours | its engine, with a model on CPU |
+|---|---|---|
+"""
+MATRIX_ENDS = "<!-- end of what it ran -->"
+
+
+@nox.session(name="vllm-versions")
+def vllm_versions(session: nox.Session) -> None:
+    """Test on each supported version of vLLM, or on those named: ``-- 0.23.0 0.33.0``; writes the matrix."""
+    supported = {requirement.partition("==")[2]: requirement for requirement in group("vllm-versions")}
+    versions = session.posargs or list(supported)
+    if unknown := [version for version in versions if version not in supported]:
+        session.error(f"vLLM {', '.join(unknown)}: not among {', '.join(supported)}")
+    install_engine(session)
+    session.install(*group("test"), *group("vllm-versions-build"))
+    install_packages(session)
+    results = {}
+    for version in versions:
+        environment = install_version(session, supported[version])
+        results[version] = [run_tests(session, "with_vllm", environment), "not run"]
+        if version in RUN_A_MODEL:
+            results[version][1] = run_tests(session, "with_engine", environment)
+    write_matrix(results)
+    if failed := [version for version, levels in results.items() if "**fails**" in levels]:
+        session.error(f"vLLM {', '.join(failed)}: tests fail")
+
+
+def install_version(session: nox.Session, requirement: str) -> dict[str, str]:
+    """Install one version of vLLM beside the pinned one; returns the environment that takes it."""
+    if requirement in group("engine"):
+        return {}
+    package, _, version = requirement.partition("==")
+    folder = Path(session.create_tmp()).resolve() / f"vllm-{version}"
+    environment = {"PYTHONPATH": str(folder)}
+    arguments = ["--no-deps", "--target", str(folder)]
+    if package == "vllm":
+        environment["VLLM_TARGET_DEVICE"] = "cpu"
+        arguments += ["--no-build-isolation", "--no-binary", package]
+    if not folder.exists():
+        without_kernels = {"VLLM_VERSION_OVERRIDE": version, "VLLM_TARGET_DEVICE": "empty"}
+        session.install(*arguments, requirement, env=without_kernels)
+    return environment
+
+
+def run_tests(session: nox.Session, folder: str, environment: dict[str, str]) -> str:
+    """Run the tests of all packages that are in such a folder; returns a word for the matrix."""
+    try:
+        session.run("pytest", *map(str, sorted(ROOT.glob(f"packages/*/tests/{folder}"))), env=environment)
+    except CommandFailed:
+        return "**fails**"
+    return "passes"
+
+
+def write_matrix(results: dict[str, list[str]]) -> None:
+    """Write what was run into the README; the rows of other versions stay as they are."""
+    readme = ROOT / "README.md"
+    head, begins, rest = readme.read_text(encoding="utf-8").partition(MATRIX_BEGINS)
+    matrix, ends, tail = rest.partition(MATRIX_ENDS)
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in matrix.splitlines()}
+    rows |= {version: f"| {version} | {' | '.join(levels)} |" for version, levels in results.items()}
+    order = [requirement.partition("==")[2] for requirement in group("vllm-versions")]
+    matrix = "".join(f"{rows[version]}\n" for version in order if version in rows)
+    readme.write_text(head + begins + matrix + ends + tail, encoding="utf-8")
+
+
 @nox.session
 def ascend(session: nox.Session) -> None:
     """Run vllm-ascend's own platform code, of the stable release and the newest, without an NPU."""

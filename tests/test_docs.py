@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from batchjob_scheduler import compat
 from batchjob_scheduler.config import BatchJobConfig
 
 ROOT = Path(__file__).parent.parent
@@ -93,6 +94,17 @@ def test_every_session_of_the_contributing_table_exists():
     noxfile = (ROOT / "noxfile.py").read_text(encoding="utf-8")
     defined = re.findall(r"@nox\.session(?:\((?:name=\"([\w-]+)\")?[^)]*\))?\ndef (\w+)", noxfile)
     assert named == {name or function for name, function in defined}
+
+
+def test_the_matrix_of_versions_has_supported_ones_that_pass():
+    tomllib = pytest.importorskip("tomllib")
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
+    supported = [requirement.partition("==")[2] for requirement in groups["vllm-versions"]]
+    assert (supported[0], supported[-1]) == (compat.OLDEST, compat.NEWEST)
+    rows = re.findall(r"^\| (\d[\d.]+) \| (.+) \| (.+) \|$", README, flags=re.MULTILINE)
+    ran = [version for version, *_ in rows]
+    assert ran == [version for version in supported if version in ran] != []
+    assert {word for _, *words in rows for word in words} <= {"passes", "not run"}
 
 
 DEFINED_TESTS = {

@@ -68,5 +68,5 @@ class KVPool:
             "apply_admission_cap": True,
             "prefill_end": tokens,
         }
-        blocks: int = self._count(**{name: possible[name] for name in self._arguments})
+        blocks: int = self._count(**{name: possible[name] for name in self._arguments if name in possible})
         return blocks

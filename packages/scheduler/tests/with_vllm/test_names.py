@@ -38,6 +38,14 @@ PARAMETERS = {
     "vllm.v1.core.sched.scheduler:Scheduler.finish_requests": {"0.23.0": "self request_ids finished_status"},
     "vllm.v1.core.sched.scheduler:Scheduler.has_unfinished_requests": {"0.23.0": "self"},
     "vllm.v1.core.sched.scheduler:Scheduler.shutdown": {"0.23.0": "self"},
+    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.get_num_blocks_to_allocate": {
+        "0.23.0": "self request_id num_tokens new_computed_blocks num_encoder_tokens total_computed_tokens "
+        "num_tokens_main_model apply_admission_cap",
+        "0.26.0": "self request_id num_tokens new_computed_blocks num_encoder_tokens total_computed_tokens "
+        "num_local_computed_tokens num_tokens_main_model apply_admission_cap",
+        "0.32.0": "self request_id num_tokens new_computed_blocks num_encoder_tokens total_computed_tokens "
+        "num_local_computed_tokens num_tokens_main_model apply_admission_cap prefill_end",
+    },
     "vllm.v1.core.block_pool:BlockPool.get_num_free_blocks": {"0.23.0": "self"},
     "vllm.v1.core.sched.request_queue:RequestQueue.add_request": {"0.23.0": "self request"},
     "vllm.v1.core.sched.request_queue:RequestQueue.peek_request": {"0.23.0": "self"},

@@ -70,9 +70,9 @@ def test_the_prefix_cache_computes_a_template_once():
 
 def test_options_reach_the_scheduler():
     batch = starved("sharegpt", requests=4)
-    backend = VllmBackend(scheduler_config={"watermark": 0.05}, max_num_batched_tokens=512)
+    backend = VllmBackend(scheduler_config={"scheduler_reserve_full_isl": False}, max_num_batched_tokens=512)
     scheduler = backend(batch)._scheduler
-    assert scheduler.scheduler_config.watermark == 0.05
+    assert not scheduler.scheduler_config.scheduler_reserve_full_isl
     assert scheduler.max_num_scheduled_tokens == 512
 
 
