@@ -56,13 +56,19 @@ class DecodeLengthEstimator:
         return int(self._average_tokens + _DEVIATIONS * self._deviation_tokens)
 
 
-def remaining_tokens(predicted: int, output: int, min_tokens: int, max_tokens: int) -> int:
-    """What one request is still predicted to decode: within its own limits, at least one token.
+def held_between(predicted: int, min_tokens: int, max_tokens: int) -> int:
+    """What a job's prediction says of one request with limits of its own (E4).
 
-    >>> remaining_tokens(128, output=0, min_tokens=0, max_tokens=16)
-    16
+    >>> held_between(128, 0, 16), held_between(0, 0, 16), held_between(8, 12, 16)
+    (16, 1, 12)
+    """
+    return min(max(predicted, min_tokens, 1), max_tokens)
+
+
+def remaining_tokens(predicted: int, output: int, min_tokens: int, max_tokens: int) -> int:
+    """What one request is still predicted to decode: at least one token (E5).
+
     >>> remaining_tokens(128, output=200, min_tokens=0, max_tokens=4096)
     1
     """
-    within = min(max(predicted, min_tokens, 1), max_tokens)
-    return max(within - output, 1)
+    return max(held_between(predicted, min_tokens, max_tokens) - output, 1)

@@ -49,6 +49,7 @@ class Job:
         "finished",
         "name",
         "preemptions",
+        "running",
         "started",
         "steps",
         "turn",
@@ -61,6 +62,7 @@ class Job:
         self.appeared = appeared
         self.estimator = DecodeLengthEstimator(alpha)
         self.arrived = 0
+        self.running = 0
         self.started = 0
         self.finished = 0
         self.preemptions = 0

@@ -15,14 +15,14 @@ from sortedcontainers import SortedDict, SortedList
 from batchjob_scheduler.blend import Turns
 from batchjob_scheduler.config import BatchJobConfig
 from batchjob_scheduler.engine_view import EngineView, Request
-from batchjob_scheduler.estimator import remaining_tokens
+from batchjob_scheduler.estimator import held_between
 from batchjob_scheduler.forecast import Forecast, JobWork, RunningWork, forecast
 from batchjob_scheduler.jobs import DEFAULT_JOB, PROBES_PER_JOB, Job, JobTable, job_name
 from batchjob_scheduler.reservation import LOOK_AHEAD_TOKENS, attainable_tokens
 from batchjob_scheduler.running import Running
 
 # A forecast changes little from one step or event to the next, and costs a look at all that runs.
-_CHANGES_TO_A_FORECAST: Final = 8
+_CHANGES_TO_A_FORECAST: Final = 32
 
 # Sorts after every ``-arrival``.
 _AFTER_ARRIVALS: Final = 1
@@ -39,9 +39,12 @@ class _Entry:
         "need_tokens",
         "num_preemptions",
         "ordinal",
+        "predicted_from",
+        "predicted_tokens",
         "preempted_at",
         "priority",
         "request",
+        "runs",
         "started",
         "stride",
         "waiting",
@@ -54,9 +57,12 @@ class _Entry:
         self.priority = priority
         self.ordinal = ordinal
         self.need_tokens = 0
+        self.predicted_from: tuple[object, int] | None = None
+        self.predicted_tokens = 0
         self.num_preemptions = 0
         self.preempted_at: int | None = None
         self.ends_before_preemption: int | None = None
+        self.runs = False
         self.started = False
         self.counted_as_started = False
         self.stride = 0.0
@@ -181,6 +187,7 @@ class BatchJobQueue:
         if entry is None:
             raise IndexError(f"no request may be admitted now, {len(self)} wait")
         self._take_out(entry)
+        self._count_running(entry, True)
         self._count_started(entry)
         return entry.request
 
@@ -253,11 +260,6 @@ class BatchJobQueue:
         """Those requests whose end was not reported yet, in their order of arrival."""
         entries = [entry for name in request_ids if (entry := self._entries.get(name)) is not None]
         return [entry.request for entry in sorted(entries, key=_by_arrival)]
-
-    def job_of(self, request_id: str) -> Job | None:
-        """The job under which a live request is scheduled."""
-        entry = self._entries.get(request_id)
-        return None if entry is None else self.jobs.placed(entry.job_name)
 
     def forecast(self) -> Forecast:
         """The rest of the batch, predicted anew every few steps and events."""
@@ -364,22 +366,29 @@ class BatchJobQueue:
     def _was_just_preempted(self, entry: _Entry) -> bool:
         return entry.preempted_at is not None and entry.ends_before_preemption == self._ends
 
-    def _remaining_of(self, request: Request) -> int:
-        entry = self._entries.get(request.request_id)
-        return LOOK_AHEAD_TOKENS if entry is None else self._remaining(entry)
-
     def _remaining(self, entry: _Entry) -> int:
-        """What a request is predicted to decode within the look-ahead; an unknown job goes on and on."""
-        estimator, request = self.jobs.placed(entry.job_name).estimator, entry.request
-        predicted = estimator.predicted_tokens if estimator.observations else LOOK_AHEAD_TOKENS
-        if entry.waiting and entry.preempted_at is None:
-            return max(1, min(predicted, LOOK_AHEAD_TOKENS))
-        decoded = request.num_output_tokens + request.num_output_placeholders
+        """What a waiting request is predicted to decode within the look-ahead."""
+        if entry.preempted_at is not None:
+            return self._remaining_of(entry.request)
+        estimator = self.jobs.placed(entry.job_name).estimator
         if not estimator.observations:
-            predicted = request.max_tokens
-        at_least = getattr(request.sampling_params, "min_tokens", 0) or 0
-        remaining = remaining_tokens(predicted, decoded, at_least, request.max_tokens)
-        return min(remaining, LOOK_AHEAD_TOKENS)
+            return LOOK_AHEAD_TOKENS
+        return max(1, min(estimator.predicted_tokens, LOOK_AHEAD_TOKENS))
+
+    def _remaining_of(self, request: Request) -> int:
+        """What a request that has started still decodes; one of an unknown job goes on to its cap."""
+        entry = self._entries.get(request.request_id)
+        if entry is None:
+            return LOOK_AHEAD_TOKENS
+        estimator = self.jobs.placed(entry.job_name).estimator
+        learnt = (estimator, estimator.observations)
+        if entry.predicted_from != learnt:
+            predicted = estimator.predicted_tokens if estimator.observations else request.max_tokens
+            at_least = getattr(request.sampling_params, "min_tokens", 0) or 0
+            entry.predicted_tokens = held_between(predicted, at_least, request.max_tokens)
+            entry.predicted_from = learnt
+        decoded = request.num_output_tokens + request.num_output_placeholders
+        return max(1, min(entry.predicted_tokens - decoded, LOOK_AHEAD_TOKENS))
 
     # --- bookkeeping ------------------------------------------------------------------------------
 
@@ -406,6 +415,7 @@ class BatchJobQueue:
     def _put_in(self, entry: _Entry) -> None:
         request = entry.request
         self._changes += 1
+        self._count_running(entry, False)
         entry.waiting = True
         entry.need_tokens = request.num_tokens - request.num_computed_tokens
         self._waiting += 1
@@ -443,6 +453,10 @@ class BatchJobQueue:
         self._preemptions += 1
         self.jobs.placed(entry.job_name).preemptions += 1
 
+    def _count_running(self, entry: _Entry, runs: bool) -> None:
+        self.jobs.placed(entry.job_name).running += runs - entry.runs
+        entry.runs = runs
+
     def _count_started(self, entry: _Entry) -> None:
         if self._turns is not None and entry.preempted_at is None:
             entry.stride = self._turns.take(self.jobs.placed(entry.job_name), self.forecast())
@@ -462,6 +476,7 @@ class BatchJobQueue:
     def _end(self, entry: _Entry) -> None:
         if entry.waiting:
             self._take_out(entry)
+        self._count_running(entry, False)
         del self._entries[entry.request.request_id]
         self.jobs.placed(entry.job_name).finished += 1
         displaced = self._displaced.get(entry.job_name)
@@ -486,5 +501,7 @@ class BatchJobQueue:
             entry.ordinal = job.arrived
             job.arrived += 1
             job.started += entry.started
+            shared.running -= entry.runs
+            job.running += entry.runs
             if in_level:
                 self._levels[entry.priority].insert(entry, job)

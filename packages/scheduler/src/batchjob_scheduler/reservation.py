@@ -24,17 +24,12 @@ def next_step_blocks(request: Request, engine: EngineView) -> int:
     limit, size = engine.step_tokens, engine.block_size
     known = request.num_tokens + request.num_output_placeholders
     computed = request.num_computed_tokens
-    computed += min(known - computed, limit)
-    left = known - computed
-    slots = computed + engine.lookahead_tokens
-    # A request that has caught up has one new token to compute, a chunked prefill its next chunk.
-    return blocks_for(slots + (min(left, limit) if left else 1), size) - blocks_for(slots, size)
-
-
-def held_blocks(request: Request, engine: EngineView) -> int:
-    """The blocks that a running request holds once this step is computed."""
-    known = request.num_tokens + request.num_output_placeholders
-    return blocks_for(min(known, request.num_computed_tokens + engine.step_tokens), engine.block_size)
+    if known <= computed + limit:
+        # It has caught up then and computes one new token, which needs a block if the last is full.
+        return 0 if (known + engine.lookahead_tokens) % size else 1
+    slots = computed + limit + engine.lookahead_tokens
+    next_chunk = min(known - computed - limit, limit)
+    return blocks_for(slots + next_chunk, size) - blocks_for(slots, size)
 
 
 def attainable_tokens(free_blocks: int, held_by_running: int, block_size: int) -> int:

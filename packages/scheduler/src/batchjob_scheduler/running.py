@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from batchjob_scheduler.config import BatchJobConfig
 from batchjob_scheduler.engine_view import EngineView, Request
-from batchjob_scheduler.reservation import PredictedPeak, blocks_for, held_blocks, next_step_blocks
+from batchjob_scheduler.reservation import PredictedPeak, blocks_for, next_step_blocks
 
 
 class Running:
@@ -46,23 +46,27 @@ class Running:
             """V2"""
             self.held_blocks = 0
             """What they hold together once this step is computed."""
-            self.peak = PredictedPeak(self._count(request) for request in running)
+            self.peak = PredictedPeak(self._count(running))
             """V5"""
-        for request in running[len(counted) :]:
-            self.peak.add(*self._count(request))
+        for held, remaining in self._count(running[len(counted) :]):
+            self.peak.add(held, remaining)
 
     def budget_blocks(self) -> int:
         """The blocks that new work may take (V3)."""
         return max(0, self._engine.free_blocks() - self.reserve_blocks)
 
-    def _count(self, request: Request) -> tuple[int, int]:
-        """Count a request in; returns what the peak needs of it, held and remaining tokens."""
-        engine = self._engine
-        self._counted.append(request)
-        if self.reserve_blocks < self._limit:
-            needed = self.reserve_blocks + next_step_blocks(request, engine)
-            self.reserve_blocks = min(needed, self._limit)
-        self.held_blocks += held_blocks(request, engine)
-        known = request.num_tokens + request.num_output_placeholders
-        size = engine.block_size
-        return blocks_for(known, size) * size, self._remaining(request)
+    def _count(self, requests: Sequence[Request]) -> list[tuple[int, int]]:
+        """Count requests in; returns what the peak needs of each, held and remaining tokens."""
+        engine, size, step_tokens = self._engine, self._engine.block_size, self._engine.step_tokens
+        members = []
+        for request in requests:
+            known = request.num_tokens + request.num_output_placeholders
+            blocks = blocks_for(known, size)
+            members.append((blocks * size, self._remaining(request)))
+            after_this_step = request.num_computed_tokens + step_tokens
+            self.held_blocks += blocks if known <= after_this_step else blocks_for(after_this_step, size)
+            if self.reserve_blocks < self._limit:
+                needed = self.reserve_blocks + next_step_blocks(request, engine)
+                self.reserve_blocks = min(needed, self._limit)
+        self._counted += requests
+        return members

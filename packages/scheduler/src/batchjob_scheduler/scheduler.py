@@ -99,11 +99,11 @@ class _BatchJobAware(_SomeScheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """One step of vLLM's scheduler, over a queue that knows what has ended since the last."""
         self._settle_ended_requests()
-        if self._shapes_steps:
-            tokens_per_decode = 1 + self.num_spec_tokens
-            self.max_num_scheduled_tokens = step_tokens(self._queue, self._engine_view, tokens_per_decode)
         self._queue.begin_step()
         try:
+            if self._shapes_steps:
+                tokens_per_decode = 1 + self.num_spec_tokens
+                self.max_num_scheduled_tokens = step_tokens(self._queue, self._engine_view, tokens_per_decode)
             output = super().schedule(*args, **kwargs)
         finally:
             self._queue.end_step()
@@ -147,9 +147,8 @@ class _BatchJobAware(_SomeScheduler):
     def _count_step(self, num_scheduled_tokens: dict[str, int]) -> None:
         if num_scheduled_tokens:
             self._steps += 1
-            for job in {self._queue.job_of(request_id) for request_id in num_scheduled_tokens}:
-                if job is not None:
-                    job.steps += 1
+            for job in self._queue.jobs:
+                job.steps += job.running > 0
 
     def _fail(self, request: Request, outputs: dict[int, EngineCoreOutputs]) -> None:
         pool = self._engine_view.pool
