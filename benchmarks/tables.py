@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -115,8 +115,7 @@ def report(figures: Figures, heading: str) -> str:
             "## Summary",
             SUMMARY,
             summary(figures),
-            f"Makespan of `{ours}` on each workload, as ratio to others'; and preemptions.",
-            workload_summary(figures),
+            *workload_summaries(figures),
             "## What each configuration key brings",
             "Makespan without the key as ratio to the default's: above 1, the key pays.",
             ablation(figures),
@@ -182,9 +181,17 @@ def summary(figures: Figures) -> str:
     return markdown(head, rows)
 
 
-def workload_summary(figures: Figures) -> str:
-    """A row per workload and timing for our default."""
-    first, ours = figures.roles.first, figures.roles.ours
+def workload_summaries(figures: Figures) -> Iterator[str]:
+    """A table for each policy of ours."""
+    for policy in figures.policies:
+        if figures.kinds[policy] == "ours":
+            yield f"Makespan of `{policy}` on each workload, as ratio to others'; and preemptions."
+            yield workload_summary(figures, policy)
+
+
+def workload_summary(figures: Figures, ours: str) -> str:
+    """A row per workload and timing."""
+    first = figures.roles.first
     clairvoyant = [name for name in figures.policies if figures.kinds[name] == "clairvoyant"]
     rows = []
     for cell in figures.cells():

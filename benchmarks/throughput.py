@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -162,10 +163,12 @@ def main() -> None:
     runs.sort(key=lambda run: tasks.index(run.task))
     figures = Figures(rows(runs), ROLES)
     arguments.output.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["nox", "-s", "bench", *(["--", *sys.argv[1:]] if sys.argv[1:] else [])])
+    minutes = (time.monotonic() - start) / 60
     heading = (
-        f"`nox -s bench -- {' '.join(sys.argv[1:])}`".replace(" -- `", "`")
-        + f": {len(runs)} runs of {arguments.requests} requests, {arguments.seeds} seeds, "
-        f"device `{arguments.device}`, in {(time.monotonic() - start) / 60:.0f} minutes. {machine()}."
+        f"`{command}`: {len(runs)} runs of {arguments.requests} requests, {arguments.seeds} for each policy "
+        f"and workload, device `{arguments.device}`, {minutes:.0f} minutes with {arguments.jobs} at a time. "
+        f"{machine()}."
     )
     text = report(figures, heading)
     print(text)

@@ -10,7 +10,8 @@ import pytest
 from batchjob_scheduler.config import BatchJobConfig
 from batchjob_scheduler.estimator import DecodeLengthEstimator, remaining_tokens
 from batchjob_scheduler.queue import BatchJobQueue
-from batchjob_scheduler.reservation import PredictedPeak, budget_blocks, next_step_blocks
+from batchjob_scheduler.reservation import PredictedPeak, next_step_blocks
+from batchjob_scheduler.running import Running
 from batchjob_spec.queue import Settings
 from batchjob_testkit.contracts import BlendingQueueContract, EstimatorContract, ReservationContract
 from batchjob_testkit.estimators import EstimatorFactory
@@ -44,7 +45,9 @@ class ProductionReservation:
         return next_step_blocks(request, self.engine)
 
     def budget_tokens(self) -> int:
-        return budget_blocks(self.engine, self.config) * self.engine.block_size
+        running = Running(self.engine, self.config, remaining=lambda _: 1)
+        running.look()
+        return running.budget_blocks() * self.engine.block_size
 
     def predicted_peak_tokens(self, running: Sequence[HeldAndRemaining], candidate: HeldAndRemaining) -> int:
         held, remaining = candidate

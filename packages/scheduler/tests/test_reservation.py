@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import batchjob_spec.reservation as spec
 from batchjob_scheduler.config import BatchJobConfig
-from batchjob_scheduler.reservation import PredictedPeak, attainable_tokens, budget_blocks, next_step_blocks
+from batchjob_scheduler.reservation import PredictedPeak, attainable_tokens, next_step_blocks
+from batchjob_scheduler.running import Running
 from batchjob_testkit.fakes import FakeRequest
 
 
@@ -69,7 +70,8 @@ def test_v2_v3_both_leave_the_same_budget(running, engine, free, margin, limit):
     config = BatchJobConfig(reserve_margin_blocks=margin, reserve_max_blocks=limit)
     reserve = spec.reserve_blocks(sum(expected_blocks(request, engine) for request in running), margin, limit)
     budget = spec.budget_tokens(free, reserve, engine.block_size)
-    assert budget_blocks(engine, config) * engine.block_size == budget
+    both = look_at(engine, config)
+    assert both.budget_blocks() * engine.block_size == budget
 
 
 members = st.tuples(st.integers(0, 500), st.integers(1, 50))
@@ -90,7 +92,50 @@ def test_v5_both_find_the_same_tokens_attainable(running, engine, free):
         for request in running
         for known in [request.num_tokens + request.num_output_placeholders]
     )
-    assert attainable_tokens(engine) == spec.attainable_tokens(free, held, engine.block_size)
+    mine = attainable_tokens(free, look_at(engine).held_blocks, engine.block_size)
+    assert mine == spec.attainable_tokens(free, held, engine.block_size)
+
+
+@given(st.lists(running_requests(), min_size=1, max_size=8), engines, st.integers(0, 8))
+def test_what_is_looked_at_once_a_step_is_what_a_look_at_everything_finds(running, engine, started_before):
+    """Requests start one after the other within a step, and at its end all have computed."""
+    engine.free, engine.runs = 40, running[:started_before]
+    within = Running(engine, BatchJobConfig(), remaining=lambda request: request.num_tokens)
+    within.begin_step()
+    within.look()
+    for request in running[started_before:]:
+        engine.runs = [*engine.runs, request]
+        within.look()
+        assert_alike(within, engine)
+    within.end_step()
+    for request in running:
+        request.num_output_tokens += 7
+    within.look()
+    assert_alike(within, engine)
+
+
+@given(st.lists(running_requests(), min_size=2, max_size=8), engines)
+def test_what_no_longer_runs_is_not_counted(running, engine):
+    engine.free, engine.runs = 40, running
+    within = Running(engine, BatchJobConfig(), remaining=lambda request: request.num_tokens)
+    within.begin_step()
+    within.look()
+    engine.runs = running[:-1]
+    within.look()
+    assert_alike(within, engine)
+
+
+def look_at(engine, config=None):
+    running = Running(engine, config or BatchJobConfig(), remaining=lambda request: request.num_tokens)
+    running.look()
+    return running
+
+
+def assert_alike(within, engine):
+    anew = look_at(engine)
+    assert within.budget_blocks() == anew.budget_blocks()
+    assert within.held_blocks == anew.held_blocks
+    assert [within.peak.beside(r) for r in (1, 30)] == [anew.peak.beside(r) for r in (1, 30)]
 
 
 @given(st.lists(members, max_size=8), members)

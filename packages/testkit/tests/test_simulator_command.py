@@ -55,6 +55,7 @@ def timings(text):
 def test_it_predicts_the_makespan_under_both_timings(predict, lengths):
     text = predict(lengths, "--fake")
     assert text.startswith("20 requests of 2 jobs on h100: 25243 KV cache blocks of 16 tokens, up to 256")
+    assert "a step: 2.00 ms, 5.99 ms for the weights, 27.1 µs a token, 48.9 ns a token of context" in text
     serial, overlap = (float(value.removesuffix(" s")) for value in figures(text, "makespan"))
     # The longest request has 280 steps, of at least 2 + 6 ms.
     assert 280 * 0.008 < overlap <= serial < 2 * 280 * 0.008

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -78,6 +79,17 @@ def test_a_fit_finds_the_profile_that_made_the_log(profile, timing):
 def test_a_fit_of_a_noisy_log_predicts_its_time(timing):
     rows = log_of(TOY, timing, noise=0.05)
     fit = fit_profile(rows, TOY)
+    predicted = sum(fit.profile.step_seconds(fit.timing, row.tokens, row.context_tokens) for row in rows)
+    assert predicted == pytest.approx(sum(row.seconds for row in rows), rel=0.01)
+
+
+@pytest.mark.parametrize("timing", TIMINGS)
+@pytest.mark.parametrize("missing", CONSTANTS)
+def test_a_constant_that_is_too_small_to_be_seen_is_not_negative(timing, missing):
+    """On a tiny model the weights take no time, on a large one the overhead takes none."""
+    rows = log_of(replace(TOY, **{missing: 0.0}), timing, noise=0.05)
+    fit = fit_profile(rows, TOY)
+    assert all(getattr(fit.profile, constant) >= 0 for constant in CONSTANTS)
     predicted = sum(fit.profile.step_seconds(fit.timing, row.tokens, row.context_tokens) for row in rows)
     assert predicted == pytest.approx(sum(row.seconds for row in rows), rel=0.01)
 

@@ -18,16 +18,11 @@ from batchjob_scheduler.engine_view import EngineView, Request
 from batchjob_scheduler.estimator import remaining_tokens
 from batchjob_scheduler.forecast import Forecast, JobWork, RunningWork, forecast
 from batchjob_scheduler.jobs import DEFAULT_JOB, PROBES_PER_JOB, Job, JobTable, job_name
-from batchjob_scheduler.reservation import (
-    LOOK_AHEAD_TOKENS,
-    PredictedPeak,
-    attainable_tokens,
-    blocks_for,
-    budget_blocks,
-)
+from batchjob_scheduler.reservation import LOOK_AHEAD_TOKENS, attainable_tokens
+from batchjob_scheduler.running import Running
 
-# A forecast changes little from one step to the next, and costs a look at all that runs.
-_USES_OF_A_FORECAST: Final = 8
+# A forecast changes little from one step or event to the next, and costs a look at all that runs.
+_CHANGES_TO_A_FORECAST: Final = 8
 
 # Sorts after every ``-arrival``.
 _AFTER_ARRIVALS: Final = 1
@@ -129,12 +124,15 @@ class BatchJobQueue:
         self._displaced: dict[str, set[_Entry]] = {}
         self._too_large: dict[str, _Entry] = {}
         self._offered: _Entry | None = None
-        # Both looked up at most once a choice, since they go through all that runs.
-        self._peak: PredictedPeak | None = None
-        self._attainable_tokens = 0
+        self._running = Running(engine, config, self._remaining_of)
+        # What was chosen, and the state that it was chosen in; kept within a step.
+        self._choice: _Entry | None = None
+        self._chosen_in: tuple[int, int, int] | None = None
+        self._in_step = False
+        self._changes = 0
         self._turns = Turns() if config.order == "blend" else None
         self._forecast: Forecast | None = None
-        self._forecast_uses = 0
+        self._forecast_at = 0
         self._waiting = 0
         self._arrivals = 0
         self._preemptions = 0
@@ -150,11 +148,12 @@ class BatchJobQueue:
 
     def __iter__(self) -> Iterator[Request]:
         """All that wait, in order, whether they fit or not."""
+        self._running.look()
         for level in self._levels.values():
             probes = [entry for entry in level.probes.values() if self._is_probe(entry)]
             for entry in (*level.preempted.values(), *probes):
                 yield entry.request
-            for of_job in self._jobs_in_order(level, budget_blocks(self._engine, self._config)):
+            for of_job in self._jobs_in_order(level, self._running.budget_blocks()):
                 for _, _, entry in reversed(of_job):
                     if entry not in probes:
                         yield entry.request
@@ -229,6 +228,18 @@ class BatchJobQueue:
                 self.jobs.observe(entry.job_name, entry.request.num_output_tokens)
             self._end(entry)
 
+    def begin_step(self) -> None:
+        """The engine decides on a step; until :meth:`end_step` what runs computes nothing."""
+        self._in_step = True
+        self._chosen_in = None
+        self._changes += 1
+        self._running.begin_step()
+
+    def end_step(self) -> None:
+        """The engine has decided."""
+        self._in_step = False
+        self._running.end_step()
+
     def unservable(self) -> list[Request]:
         """The waiting requests that even the empty pool cannot hold (P2)."""
         return [entry.request for entry in self._too_large.values()] + [
@@ -249,12 +260,11 @@ class BatchJobQueue:
         return None if entry is None else self.jobs.placed(entry.job_name)
 
     def forecast(self) -> Forecast:
-        """The rest of the batch, predicted anew every few calls."""
-        if self._forecast is None or self._forecast_uses == 0:
-            slots, pool_tokens = self._engine.max_running, attainable_tokens(self._engine)
-            self._forecast = forecast(self._work_left(), slots, pool_tokens)
-            self._forecast_uses = _USES_OF_A_FORECAST
-        self._forecast_uses -= 1
+        """The rest of the batch, predicted anew every few steps and events."""
+        if self._forecast is None or self._changes >= self._forecast_at + _CHANGES_TO_A_FORECAST:
+            self._running.look()
+            self._forecast = forecast(self._work_left(), self._engine.max_running, self._attainable_tokens())
+            self._forecast_at = self._changes
         return self._forecast
 
     def _work_left(self) -> dict[str, JobWork]:
@@ -279,9 +289,15 @@ class BatchJobQueue:
     def _choose(self) -> _Entry | None:
         if not self._waiting:
             return None
-        self._peak = None
+        seen = (self._changes, self._engine.free_blocks(), len(self._engine.running()))
+        if not self._in_step or seen != self._chosen_in:
+            self._choice, self._chosen_in = self._choose_anew(), seen
+        return self._choice
+
+    def _choose_anew(self) -> _Entry | None:
+        self._running.look()
         size, most = self._engine.block_size, self._engine.max_request_tokens
-        budget = budget_blocks(self._engine, self._config)
+        budget = self._running.budget_blocks()
         limits = [budget * size]
         if not self._engine.running():
             # Nothing needs the reserve then, and an idle engine must not wait for a margin (P1).
@@ -320,12 +336,12 @@ class BatchJobQueue:
         size = self._engine.block_size
         if not self._engine.running() or not (self._config.look_ahead or self._was_just_preempted(entry)):
             return self._engine.max_request_tokens
-        if self._peak is None:
-            members = [self._held_and_remaining(request) for request in self._engine.running()]
-            self._peak = PredictedPeak(members)
-            self._attainable_tokens = attainable_tokens(self._engine)
-        room = self._attainable_tokens - self._peak.beside(self._remaining(entry))
+        room = self._attainable_tokens() - self._running.peak.beside(self._remaining(entry))
         return room // size * size
+
+    def _attainable_tokens(self) -> int:
+        engine = self._engine
+        return attainable_tokens(engine.free_blocks(), self._running.held_blocks, engine.block_size)
 
     def _jobs_in_order(self, level: _Level, budget: int) -> Iterator[SortedList[tuple[int, int, Any]]]:
         if self._turns is not None:
@@ -348,12 +364,9 @@ class BatchJobQueue:
     def _was_just_preempted(self, entry: _Entry) -> bool:
         return entry.preempted_at is not None and entry.ends_before_preemption == self._ends
 
-    def _held_and_remaining(self, request: Request) -> tuple[int, int]:
-        size = self._engine.block_size
-        known = request.num_tokens + request.num_output_placeholders
+    def _remaining_of(self, request: Request) -> int:
         entry = self._entries.get(request.request_id)
-        remaining = LOOK_AHEAD_TOKENS if entry is None else self._remaining(entry)
-        return blocks_for(known, size) * size, remaining
+        return LOOK_AHEAD_TOKENS if entry is None else self._remaining(entry)
 
     def _remaining(self, entry: _Entry) -> int:
         """What a request is predicted to decode within the look-ahead; an unknown job goes on and on."""
@@ -392,6 +405,7 @@ class BatchJobQueue:
 
     def _put_in(self, entry: _Entry) -> None:
         request = entry.request
+        self._changes += 1
         entry.waiting = True
         entry.need_tokens = request.num_tokens - request.num_computed_tokens
         self._waiting += 1
@@ -410,6 +424,7 @@ class BatchJobQueue:
     def _take_out(self, entry: _Entry) -> None:
         if self._offered is entry:
             self._offered = None
+        self._changes += 1
         entry.waiting = False
         self._waiting -= 1
         if self._too_large.pop(entry.request.request_id, None) is not None:
@@ -455,6 +470,7 @@ class BatchJobQueue:
             if not displaced:
                 del self._displaced[entry.job_name]
         self._ends += 1
+        self._changes += 1
         for name in self.jobs.leave(entry.job_name):
             self._move_in(name)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from itertools import accumulate
 from itertools import count as count_from
 from typing import Final
 
-from batchjob_scheduler.config import BatchJobConfig
 from batchjob_scheduler.engine_view import EngineView, Request
 
 LOOK_AHEAD_TOKENS: Final = 256
@@ -32,30 +31,20 @@ def next_step_blocks(request: Request, engine: EngineView) -> int:
     return blocks_for(slots + (min(left, limit) if left else 1), size) - blocks_for(slots, size)
 
 
-def budget_blocks(engine: EngineView, config: BatchJobConfig) -> int:
-    """The blocks that new work may take: the free ones less the reserve (V2, V3)."""
-    free, limit = engine.free_blocks(), config.reserve_max_blocks
-    reserve = config.reserve_margin_blocks
-    for request in engine.running():
-        if reserve >= limit:
-            break
-        reserve += next_step_blocks(request, engine)
-    return max(0, free - min(reserve, limit))
+def held_blocks(request: Request, engine: EngineView) -> int:
+    """The blocks that a running request holds once this step is computed."""
+    known = request.num_tokens + request.num_output_placeholders
+    return blocks_for(min(known, request.num_computed_tokens + engine.step_tokens), engine.block_size)
 
 
-def attainable_tokens(engine: EngineView) -> int:
+def attainable_tokens(free_blocks: int, held_by_running: int, block_size: int) -> int:
     """The tokens that the running requests and a new one may hold together (V5).
 
     What the running requests hold and what is free, less a twentieth, since predictions err. A prefix
     that requests share is counted for each of them, here and in the peak; what somebody else holds is
     not counted.
     """
-    size, limit = engine.block_size, engine.step_tokens
-    blocks = engine.free_blocks()
-    for request in engine.running():
-        known = request.num_tokens + request.num_output_placeholders
-        blocks += blocks_for(min(known, request.num_computed_tokens + limit), size)
-    return blocks * size * 19 // 20
+    return (free_blocks + held_by_running) * block_size * 19 // 20
 
 
 class PredictedPeak:
@@ -66,26 +55,36 @@ class PredictedPeak:
     (108, 120)
     """
 
-    def __init__(self, members: Iterable[tuple[int, int]]) -> None:
+    def __init__(self, members: Iterable[tuple[int, int]] = ()) -> None:
         """``members`` are pairs of held and remaining tokens."""
-        longest_first = sorted(members, key=_by_remaining, reverse=True)
-        self._negative_remaining = [-remaining for _, remaining in longest_first]
-        self._held_before = [0, *accumulate(held for held, _ in longest_first)]
+        self._longest_first = sorted(members, key=_by_negative_remaining)
+        self._held_before: list[int] = []
+        self._most_from: list[int] = []
+
+    def add(self, held: int, remaining: int) -> None:
+        """One more request runs."""
+        insort(self._longest_first, (held, remaining), key=_by_negative_remaining)
+        self._held_before.clear()
+
+    def beside(self, remaining: int) -> int:
+        """The peak until one more request with so many remaining tokens ends, without what it holds now."""
+        if not self._held_before:
+            self._add_up()
+        longer = bisect_left(self._longest_first, -remaining, key=_by_negative_remaining)
+        at_its_end = self._held_before[longer] + (longer + 1) * remaining
+        return max(at_its_end, self._most_from[longer])
+
+    def _add_up(self) -> None:
+        self._held_before = [0, *accumulate(held for held, _ in self._longest_first)]
         # What they hold at each end, were one more request there that has just begun to hold tokens.
         at_ends = [
             together + (count + 1) * remaining
             for count, together, (_, remaining) in zip(
-                count_from(1), self._held_before[1:], longest_first, strict=False
+                count_from(1), self._held_before[1:], self._longest_first, strict=False
             )
         ]
         self._most_from = [0, *accumulate(reversed(at_ends), max)][::-1]
 
-    def beside(self, remaining: int) -> int:
-        """The peak until one more request with so many remaining tokens ends, without what it holds now."""
-        longer = bisect_left(self._negative_remaining, -remaining)
-        at_its_end = self._held_before[longer] + (longer + 1) * remaining
-        return max(at_its_end, self._most_from[longer])
 
-
-def _by_remaining(member: tuple[int, int]) -> int:
-    return member[1]
+def _by_negative_remaining(member: tuple[int, int]) -> int:
+    return -member[1]

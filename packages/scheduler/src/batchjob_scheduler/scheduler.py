@@ -102,7 +102,11 @@ class _BatchJobAware(_SomeScheduler):
         if self._shapes_steps:
             tokens_per_decode = 1 + self.num_spec_tokens
             self.max_num_scheduled_tokens = step_tokens(self._queue, self._engine_view, tokens_per_decode)
-        output = super().schedule(*args, **kwargs)
+        self._queue.begin_step()
+        try:
+            output = super().schedule(*args, **kwargs)
+        finally:
+            self._queue.end_step()
         self._count_step(output.num_scheduled_tokens)
         return output
 

@@ -240,7 +240,8 @@ class History:
         return RequestOptions(
             adapter=random.randrange(4) if options.max_loras else 0,
             structured=random.random() < 0.1,
-            session=_has_sessions(options) and random.random() < 0.1,
+            # Two sessions that hold the whole pool between them wait for each other for ever.
+            session=_has_sessions(options) and not self._sessions & {*self._live} and random.random() < 0.1,
             kv_transfer=script if options.kv_load_failure_policy and random.random() < 0.5 else None,
         )
 
@@ -279,8 +280,8 @@ def _options(random: Random, settings: Settings, *, is_async: bool) -> EngineOpt
         batches_in_flight=in_flight,
         kv_groups=groups,
         speculative_tokens=2 if drafts else 0,
-        # With several batches in flight vLLM admits one adapter too many, and ends the engine over it.
-        max_loras=random.choice([0, 0, 1, 2]) if in_flight in {None, 1} else 0,
+        # What runs and is not in a step is not counted there by vLLM, which ends the engine over it.
+        max_loras=random.choice([0, 0, 1, 2]) if in_flight in {None, 1} and not connected else 0,
         kv_load_failure_policy=random.choice(["recompute", "fail"]) if connected else None,
         scheduler_config={
             "watermark": random.choice([0.0, 0.0, 0.2]),

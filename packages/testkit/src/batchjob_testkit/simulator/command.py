@@ -54,7 +54,10 @@ def predict(options: argparse.Namespace) -> str:
     limits, jobs = scenario.limits, {request.job for request in scenario.requests}
     cache = f"{limits.usable_blocks} KV cache blocks of {limits.block_size} tokens"
     batch = f"{len(scenario.requests)} requests of {len(jobs)} jobs"
-    parts = [f"{batch} on {profile.name}: {cache}, up to {limits.max_num_seqs} requests at once"]
+    parts = [
+        f"{batch} on {profile.name}: {cache}, up to {limits.max_num_seqs} requests at once",
+        _constants(profile),
+    ]
     parts += [
         _table(timing, {label: results[timing] for label, results in runs.items()}) for timing in timings
     ]
@@ -187,6 +190,15 @@ def _engines(options: argparse.Namespace) -> dict[str, Callable[[Scenario], Simu
         label = scheduler_class(options.scheduler).__name__
         engines[label] = VllmBackend(scheduler=options.scheduler, additional_config=options.additional_config)
     return engines
+
+
+def _constants(profile: DeviceProfile) -> str:
+    return (
+        f"a step: {1e3 * profile.overhead_seconds:.2f} ms, "
+        f"{1e3 * profile.weight_seconds:.2f} ms for the weights, "
+        f"{1e6 * profile.seconds_per_token:.1f} µs a token, "
+        f"{1e9 * profile.seconds_per_context_token:.1f} ns a token of context"
+    )
 
 
 def _table(timing: Timing, results: dict[str, Result]) -> str:

@@ -100,11 +100,11 @@ def _fit(rows: Sequence[StepRow], like: DeviceProfile, timing: Timing, start: in
     limit = by_tokens[start * len(rows) // _STARTS]
     computes = [row.tokens > limit for row in rows]
     for _ in range(_MAX_ROUNDS):
-        coefficients = _least_squares(
+        coefficients = _non_negative_least_squares(
             [_terms(row, timing, bound) for row, bound in zip(rows, computes, strict=True)],
             [row.seconds for row in rows],
         )
-        if coefficients is None or min(coefficients) < 0:
+        if coefficients is None:
             return None
         profile = replace(
             like,
@@ -137,6 +137,24 @@ def _terms(row: StepRow, timing: Timing, bound_by_compute: bool) -> tuple[float,
 def _is_bound_by_compute(profile: DeviceProfile, timing: Timing, row: StepRow) -> bool:
     reading = profile.seconds_per_context_token * row.context_tokens if timing == "overlap" else 0.0
     return profile.seconds_per_token * row.tokens > profile.weight_seconds + reading
+
+
+def _non_negative_least_squares(
+    terms: Sequence[Sequence[float]], values: Sequence[float]
+) -> list[float] | None:
+    """The same without terms whose coefficient would be negative: no part of a step takes time away."""
+    kept = list(range(len(terms[0])))
+    while True:
+        found = _least_squares([[row[i] for i in kept] for row in terms], values)
+        if found is None:
+            return None
+        least = min(range(len(kept)), key=found.__getitem__)
+        if found[least] >= 0:
+            coefficients = dict(zip(kept, found, strict=True))
+            return [coefficients.get(i, 0.0) for i in range(len(terms[0]))]
+        if len(kept) == 1:
+            return None
+        del kept[least]
 
 
 def _least_squares(terms: Sequence[Sequence[float]], values: Sequence[float]) -> list[float] | None:
