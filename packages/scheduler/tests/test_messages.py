@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from batchjob_scheduler import config, plugin
+from batchjob_scheduler.compat import UnsupportedEngineError, check_engine
 from batchjob_scheduler.config import BatchJobConfig, ConfigError
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "when-it-does-not-start.md"
@@ -52,6 +53,10 @@ def provoked(monkeypatch):
     with pytest.raises(ConfigError) as raised:
         plugin.settings_asked_for(ON, None)
     said["a variable"] = str(raised.value)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.22.1"))
+    with pytest.raises(UnsupportedEngineError) as unsupported:
+        check_engine()
+    said["an old vLLM"] = str(unsupported.value)
     return said
 
 
