@@ -133,6 +133,8 @@ class NaiveQueue:
         return [e for e in self.entries if e.waits]
 
     def choose(self):
+        if len(self.engine.running()) >= self.engine.max_running:
+            return None
         size, free = self.engine.block_size, self.engine.free_blocks()
         limits = [self.reservation.budget_tokens()]
         if not self.engine.running():

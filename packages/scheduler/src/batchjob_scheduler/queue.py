@@ -289,9 +289,10 @@ class BatchJobQueue:
     # --- the choice -------------------------------------------------------------------------------
 
     def _choose(self) -> _Entry | None:
-        if not self._waiting:
+        running = len(self._engine.running())
+        if not self._waiting or running >= self._engine.max_running:
             return None
-        seen = (self._changes, self._engine.free_blocks(), len(self._engine.running()))
+        seen = (self._changes, self._engine.free_blocks(), running)
         if not self._in_step or seen != self._chosen_in:
             self._choice, self._chosen_in = self._choose_anew(), seen
         return self._choice

@@ -57,7 +57,7 @@ class Pool:
     """The KV cache: ``usable_blocks`` of ``block_size`` tokens, of which ``free_blocks`` are free.
 
     A step computes at most ``step_tokens`` tokens of a request; ``lookahead_tokens`` are the slots
-    that speculative decoding asks for on top.
+    that speculative decoding asks for on top. At most ``max_running`` requests run at a time.
     """
 
     usable_blocks: int
@@ -65,6 +65,7 @@ class Pool:
     block_size: int = 16
     step_tokens: int = 8192
     lookahead_tokens: int = 0
+    max_running: int = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +315,7 @@ def order_key(state: State, member: Member) -> ordering.OrderKey:
 
 
 def budgets(state: State) -> tuple[int, ...]:
-    """The budgets to try in turn, in tokens: while requests run V3 alone.
+    """The budgets to try in turn, in tokens: while requests run V3 alone, and none while all slots are taken.
 
     P1: if nothing runs, nothing needs the reserve, so the free blocks and then the empty pool count.
 
@@ -322,6 +323,8 @@ def budgets(state: State) -> tuple[int, ...]:
     (48, 80, 144)
     """
     pool = state.pool
+    if len(state.running) >= pool.max_running:
+        return ()
     if state.running:
         return (budget_tokens(state),)
     free, usable = pool.free_blocks * pool.block_size, pool.usable_blocks * pool.block_size

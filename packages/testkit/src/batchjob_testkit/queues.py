@@ -86,6 +86,7 @@ class SpecQueue:
             block_size=engine.block_size,
             step_tokens=engine.step_tokens,
             lookahead_tokens=engine.lookahead_tokens,
+            max_running=engine.max_running,
         )
         self._state = queue.start(pool, settings, priority_policy)
         self.choose: Callable[[State], queue.Request | None] = queue.offer

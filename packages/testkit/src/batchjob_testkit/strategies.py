@@ -44,6 +44,7 @@ def engines(draw: st.DrawFn) -> FakeEngine:
         block_size=BLOCK_SIZE,
         step_tokens=draw(st.sampled_from([16, 48, 8192])),
         lookahead_tokens=draw(st.sampled_from([0, 0, 3])),
+        max_running=draw(st.sampled_from([256, 256, 3])),
     )
 
 

@@ -21,6 +21,7 @@ class SchedulerView:
         self.block_size: int = scheduler.block_size
         self.step_tokens: int = scheduler.max_num_scheduled_tokens
         self.lookahead_tokens: int = scheduler.num_lookahead_tokens
+        self.max_running: int = scheduler.max_num_running_reqs
 
     def free_blocks(self) -> int:
         """Blocks that can be allocated now; the watermark is kept free while others run."""
