@@ -16,7 +16,7 @@ from batchjob_testkit.vllm_scheduler import EngineOptions, VirtualEngine
 pytestmark = pytest.mark.vllm
 
 BLOCK = 16
-WITHOUT_LOOK_AHEAD = {"batch_job_sched_config": {"look_ahead": False}}
+GUIDE_ONLY = {"batch_job_sched_config": {"guide_only": True}}
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
@@ -58,7 +58,7 @@ def test_a_prompt_that_is_computed_in_chunks_is_admitted_only_if_all_of_it_fits(
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_what_was_preempted_goes_on_before_fresh_requests_of_its_rank(engine, policy):
-    e = engine(policy=policy, num_blocks=17, additional_config=WITHOUT_LOOK_AHEAD)
+    e = engine(policy=policy, num_blocks=17, additional_config=GUIDE_ONLY)
     for number in range(8):
         e.submit(f"#job_name[a]#{number}", 2 * BLOCK, 100)
     while not e.num_preemptions:
@@ -79,7 +79,7 @@ def test_a_victim_that_was_scheduled_in_the_same_step_gives_its_tokens_back(engi
         policy="priority",
         num_blocks=17,
         max_num_batched_tokens=3 * BLOCK,
-        additional_config=WITHOUT_LOOK_AHEAD,
+        additional_config=GUIDE_ONLY,
     )
     for number in range(10):
         e.submit(f"#job_name[a]#{number}", 2 * BLOCK, 60, priority=number % 3)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.vllm
 BLOCK = 16
 
 # Where a preemption is wanted: the look-ahead would avoid it.
-WITHOUT_LOOK_AHEAD = {"look_ahead": False}
+GUIDE_ONLY = {"guide_only": True}
 
 
 def section(**settings):
@@ -108,7 +108,7 @@ def test_every_request_is_answered_in_full_and_no_block_leaks(
 
 
 def test_preempted_requests_resume_and_lose_no_token(engine):
-    e = engine(WITHOUT_LOOK_AHEAD, num_blocks=25)
+    e = engine(GUIDE_ONLY, num_blocks=25)
     for number in range(12):
         e.submit(tagged("long", number), 2 * BLOCK, 100)
     finish_all(e)
@@ -129,7 +129,7 @@ def test_the_children_of_one_request_belong_to_its_job(engine):
 
 def test_the_look_ahead_lets_less_be_preempted(engine):
     preemptions = []
-    for settings in (WITHOUT_LOOK_AHEAD, {}):
+    for settings in (GUIDE_ONLY, {}):
         e = engine(settings, num_blocks=101)
         for number in range(40):
             e.submit(tagged("long", number), 2 * BLOCK, 200 + 5 * number)
@@ -178,7 +178,7 @@ def test_abort_while_running(engine):
 
 
 def test_abort_while_preempted(engine):
-    e = engine(WITHOUT_LOOK_AHEAD, num_blocks=17)
+    e = engine(GUIDE_ONLY, num_blocks=17)
     for number in range(8):
         e.submit(tagged("a", number), 2 * BLOCK, 100)
     step_until_preemption(e)
@@ -199,7 +199,7 @@ def test_priority_is_the_outermost_key_of_the_order(engine):
 
 
 def test_the_victim_is_the_one_that_vllm_would_choose(engine):
-    e = engine(WITHOUT_LOOK_AHEAD, policy="priority", num_blocks=12)
+    e = engine(GUIDE_ONLY, policy="priority", num_blocks=12)
     for number, priority in enumerate([0, 5, 1]):
         e.submit(tagged("a", number), 2 * BLOCK, 100, priority=priority)
     step_until_preemption(e)
@@ -281,7 +281,7 @@ def test_aborted_requests_are_not_observed_but_stop_strings_are(engine):
 
 
 def test_a_long_prompt_of_an_unknown_job_holds_nobody_up(engine):
-    e = engine(WITHOUT_LOOK_AHEAD, num_blocks=41)
+    e = engine(GUIDE_ONLY, num_blocks=41)
     e.submit(tagged("known", 0), 30 * BLOCK, 60)
     e.step()
     e.submit(tagged("unknown", 0), 35 * BLOCK, 5)
