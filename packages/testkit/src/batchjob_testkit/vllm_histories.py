@@ -278,7 +278,8 @@ def _options(random: Random, settings: Settings, *, is_async: bool) -> EngineOpt
         async_scheduling=is_async,
         enable_prefix_caching=not drafts and random.random() < 0.5,
         batches_in_flight=in_flight,
-        kv_groups=groups,
+        # How much a window holds follows from the batches that vLLM is configured to have in flight.
+        kv_groups=groups if in_flight in {None, 1} else ("full",),
         speculative_tokens=2 if drafts else 0,
         # What runs and is not in a step is not counted there by vLLM, which ends the engine over it.
         max_loras=random.choice([0, 0, 1, 2]) if in_flight in {None, 1} and not connected else 0,
