@@ -15,7 +15,7 @@ from sortedcontainers import SortedDict, SortedKeyList
 from batchjob_scheduler.blend import Turns
 from batchjob_scheduler.config import BatchJobConfig
 from batchjob_scheduler.engine_view import EngineView, Request
-from batchjob_scheduler.estimator import held_between
+from batchjob_scheduler.estimator import DecodeLengthEstimator, held_between
 from batchjob_scheduler.forecast import Forecast, JobWork, RunningWork, forecast
 from batchjob_scheduler.jobs import DEFAULT_JOB, PROBES_PER_JOB, Job, JobTable, job_name
 from batchjob_scheduler.reservation import LOOK_AHEAD_TOKENS, attainable_tokens
@@ -34,19 +34,15 @@ class _Entry:
     __slots__ = (
         "arrival",
         "counted_as_started",
-        "ends_before_preemption",
         "job_name",
         "need_tokens",
         "num_preemptions",
         "ordinal",
-        "predicted_from",
-        "predicted_tokens",
         "preempted_at",
         "priority",
         "request",
         "runs",
         "started",
-        "stride",
         "waiting",
     )
 
@@ -57,15 +53,11 @@ class _Entry:
         self.priority = priority
         self.ordinal = ordinal
         self.need_tokens = 0
-        self.predicted_from: tuple[object, int] | None = None
-        self.predicted_tokens = 0
         self.num_preemptions = 0
         self.preempted_at: int | None = None
-        self.ends_before_preemption: int | None = None
         self.runs = False
         self.started = False
         self.counted_as_started = False
-        self.stride = 0.0
         self.waiting = False
 
 
@@ -148,7 +140,10 @@ class BatchJobQueue:
         self._waiting = 0
         self._arrivals = 0
         self._preemptions = 0
-        self._ends = 0
+        # Of those that started only, so that what waits takes little memory.
+        self._just_preempted: set[_Entry] = set()
+        self._predictions: dict[_Entry, tuple[DecodeLengthEstimator, int, int]] = {}
+        self._strides: dict[_Entry, float] = {}
 
     # --- what the engine calls --------------------------------------------------------------------
 
@@ -371,7 +366,7 @@ class BatchJobQueue:
         return self.jobs.placed(entry.job_name).is_probing
 
     def _was_just_preempted(self, entry: _Entry) -> bool:
-        return entry.preempted_at is not None and entry.ends_before_preemption == self._ends
+        return entry in self._just_preempted
 
     def _remaining(self, entry: _Entry) -> int:
         """What a waiting request is predicted to decode within the look-ahead."""
@@ -388,14 +383,14 @@ class BatchJobQueue:
         if entry is None:
             return LOOK_AHEAD_TOKENS
         estimator = self.jobs.placed(entry.job_name).estimator
-        learnt = (estimator, estimator.observations)
-        if entry.predicted_from != learnt:
+        known = self._predictions.get(entry)
+        if known is None or known[0] is not estimator or known[1] != estimator.observations:
             predicted = estimator.predicted_tokens if estimator.observations else request.max_tokens
             at_least = getattr(request.sampling_params, "min_tokens", 0) or 0
-            entry.predicted_tokens = held_between(predicted, at_least, request.max_tokens)
-            entry.predicted_from = learnt
+            tokens = held_between(predicted, at_least, request.max_tokens)
+            known = self._predictions[entry] = (estimator, estimator.observations, tokens)
         decoded = request.num_output_tokens + request.num_output_placeholders
-        return max(1, min(entry.predicted_tokens - decoded, LOOK_AHEAD_TOKENS))
+        return max(1, min(known[2] - decoded, LOOK_AHEAD_TOKENS))
 
     # --- bookkeeping ------------------------------------------------------------------------------
 
@@ -456,7 +451,7 @@ class BatchJobQueue:
     def _note_preemption(self, entry: _Entry) -> None:
         entry.num_preemptions = entry.request.num_preemptions
         entry.preempted_at = self._preemptions
-        entry.ends_before_preemption = self._ends
+        self._just_preempted.add(entry)
         self._preemptions += 1
         self.jobs.placed(entry.job_name).preemptions += 1
 
@@ -466,15 +461,14 @@ class BatchJobQueue:
 
     def _count_started(self, entry: _Entry) -> None:
         if self._turns is not None and entry.preempted_at is None:
-            entry.stride = self._turns.take(self.jobs.placed(entry.job_name), self.forecast())
+            self._strides[entry] = self._turns.take(self.jobs.placed(entry.job_name), self.forecast())
         entry.counted_as_started = not entry.started
         if not entry.started:
             entry.started = True
             self.jobs.placed(entry.job_name).started += 1
 
     def _uncount_started(self, entry: _Entry) -> None:
-        self.jobs.placed(entry.job_name).turn -= entry.stride
-        entry.stride = 0.0
+        self.jobs.placed(entry.job_name).turn -= self._strides.pop(entry, 0.0)
         if entry.counted_as_started:
             entry.started = entry.counted_as_started = False
             job = self.jobs.placed(entry.job_name)
@@ -491,7 +485,9 @@ class BatchJobQueue:
             displaced.discard(entry)
             if not displaced:
                 del self._displaced[entry.job_name]
-        self._ends += 1
+        self._just_preempted.clear()
+        self._predictions.pop(entry, None)
+        self._strides.pop(entry, None)
         self._changes += 1
         for name in self.jobs.leave(entry.job_name):
             self._move_in(name)
