@@ -49,7 +49,9 @@ def what_is_offered_fits(state: State, offered: Request | None) -> bool:
 
 
 def nothing_that_fits_waits_behind_what_does_not(state: State, offered: Request | None) -> bool:
-    """O6: if anything is admissible, something is offered."""
+    """O6 and Q4: if anything is admissible and a slot is free, something is offered; without one, nothing."""
+    if len(state.running) >= state.pool.max_running:
+        return offered is None
     return offered is not None or not queue.admissible(state, queue.budget_tokens(state))
 
 
