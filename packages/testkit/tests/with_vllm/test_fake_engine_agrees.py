@@ -39,7 +39,8 @@ SETTINGS = Settings()
 
 
 def options_of(batch, settings=SETTINGS):
-    section = {"batch_job_sched_config": {"enabled": True, **asdict(settings)}}
+    # The fake engine computes in each step as much as it may.
+    section = {"batch_job_sched_config": {"enabled": True, **asdict(settings), "step_shaping": False}}
     return EngineOptions(**asdict(batch.limits), additional_config=section)
 
 
