@@ -107,6 +107,43 @@ def test_every_request_is_answered_in_full_and_no_block_leaks(
     assert {outcome.finish_reason for outcome in e.outcomes.values()} == {"stop"}
 
 
+@pytest.mark.parametrize("order", ["lpt", "blend"])
+@pytest.mark.parametrize("num_blocks", [60, 600], ids=["starved", "ample"])
+def test_a_shaped_step_computes_every_decode_and_never_more_than_the_engines_budget(
+    engine, order, num_blocks
+):
+    e = engine({"order": order}, num_blocks=num_blocks, max_num_seqs=24, max_num_batched_tokens=256)
+    lengths = {}
+    for number in range(150):
+        name = tagged(f"job{number % 4}", number)
+        lengths[name] = [3, 30, 90, 8][number % 4] + number % 7
+        e.submit(name, [20, 40, 20, 200][number % 4], lengths[name])
+    tokens_per_step = []
+    while e.scheduler.has_unfinished_requests():
+        decoding = {r.request_id for r in e.scheduler.running if is_decoding(r)}
+        scheduled = e.step()
+        kept = decoding & {*e.running_ids, *e.outcomes}
+        assert kept <= scheduled.keys(), "a decode was left out"
+        tokens_per_step.append(sum(scheduled.values()))
+        assert len(tokens_per_step) < 20_000
+    finish_all(e)
+    assert max(tokens_per_step) <= 256
+    assert {name: len(outcome.tokens) for name, outcome in e.outcomes.items()} == lengths
+
+
+def is_decoding(request):
+    in_flight = request.num_output_placeholders
+    return request.num_output_tokens and request.num_output_tokens + in_flight < request.max_tokens
+
+
+def test_without_chunked_prefill_steps_are_not_shaped(engine):
+    e = engine(enable_chunked_prefill=False, max_num_batched_tokens=256, max_model_len=256)
+    for number in range(20):
+        e.submit(tagged("long", number), 200, 30)
+    finish_all(e)
+    assert e.scheduler.max_num_scheduled_tokens == 256
+
+
 def test_preempted_requests_resume_and_lose_no_token(engine):
     e = engine(GUIDE_ONLY, num_blocks=25)
     for number in range(12):

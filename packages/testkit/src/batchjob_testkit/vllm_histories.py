@@ -19,7 +19,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from random import Random
 from typing import Any
 
@@ -48,6 +48,8 @@ class History:
         self.log: list[str] = []
         self._random = random
         self._settings = _settings(random)
+        if not rules:  # blend leaves free what the lockstep compares
+            self._settings = replace(self._settings, order=random.choice(["lpt", "blend"]))
         self.options = _options(random, self._settings, is_async=issubclass(scheduler_cls, AsyncScheduler))
         self.engine = VirtualEngine(scheduler_cls, self.options)
         self._scheduler = self.engine.scheduler
