@@ -14,8 +14,9 @@ import pytest
 from vllm.config import SchedulerConfig
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import RequestStatus
+from vllm.v1.request import Request, RequestStatus
 
+from batchjob_scheduler.compat import offers
 from batchjob_scheduler.scheduler import BatchJobAwareAsyncScheduler, BatchJobAwareScheduler
 from batchjob_testkit.engines import sampled_token
 from batchjob_testkit.vllm_scheduler import EngineOptions, FakeGrammar, RequestOptions, VirtualEngine
@@ -289,7 +290,11 @@ def test_throttled_prefills_wait_and_are_taken_up_again(make_engine):
     assert e.finish() == {"stop": 2}
 
 
-@pytest.mark.parametrize("depth", [2, 4])
+# Before it counted what is in flight, vLLM itself doubled a token of what it preempted at this depth.
+DEPTHS = [2, 4] if offers(Request, "num_in_flight_tokens") else [2]
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("usable_blocks", [12, 60])
 def test_several_batches_in_flight(make_engine, depth, usable_blocks):
     e = make_engine(

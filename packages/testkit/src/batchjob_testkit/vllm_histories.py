@@ -20,9 +20,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from inspect import signature
 from random import Random
 from typing import Any
 
+from vllm.config import SchedulerConfig
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
@@ -38,6 +40,8 @@ BLOCK = 4
 MOST_LIVE = 10
 MOST_TOKENS = 60
 SHOWN_EVENTS = 60
+
+_HAS_WATERMARK = "watermark" in signature(SchedulerConfig).parameters
 
 
 class History:
@@ -287,7 +291,7 @@ def _options(random: Random, settings: Settings, *, is_async: bool) -> EngineOpt
         max_loras=random.choice([0, 0, 1, 2]) if in_flight in {None, 1} and not connected else 0,
         kv_load_failure_policy=random.choice(["recompute", "fail"]) if connected else None,
         scheduler_config={
-            "watermark": random.choice([0.0, 0.0, 0.2]),
+            **({"watermark": random.choice([0.0, 0.0, 0.2])} if _HAS_WATERMARK else {}),
             "scheduler_reserve_full_isl": random.random() < 0.7,
         },
         additional_config={"batch_job_sched_config": {"enabled": True, **asdict(settings)}},
