@@ -179,10 +179,10 @@ NEED_VLLM = (
 
 @nox.session
 def unit(session: nox.Session) -> None:
-    """Run the tests that need no vLLM."""
+    """Run the tests that need no vLLM, two at a time."""
     session.install(*group("test"))
     install_packages(session)
-    session.run("pytest", *NEED_VLLM, *session.posargs)
+    session.run("pytest", "--numprocesses=2", *NEED_VLLM, *session.posargs)
 
 
 @nox.session
