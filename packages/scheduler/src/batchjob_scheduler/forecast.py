@@ -84,9 +84,9 @@ class Forecast:
 
     @cached_property
     def is_thin(self) -> bool:
-        """Whether decodes alone leave a step room, which prefill that can wait would fill to the end."""
+        """Whether decodes alone leave a step room, which prefill that can wait would fill on average."""
         can_wait = sum(work.waiting_tokens for name, work in self.work.items() if not self.is_critical(name))
-        return self.concurrency < FULL_STEP_TOKENS <= self.concurrency + can_wait / self.steps
+        return self.concurrency < FULL_STEP_TOKENS <= (self.decode_tokens + can_wait) / self.steps
 
 
 def forecast(jobs: Mapping[str, JobWork], slots: int, pool_tokens: int) -> Forecast:
