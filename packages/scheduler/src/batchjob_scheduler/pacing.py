@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from batchjob_scheduler.engine_view import EngineView
-from batchjob_scheduler.forecast import FULL_STEP_TOKENS, Forecast
+from batchjob_scheduler.forecast import Forecast
 from batchjob_scheduler.queue import BatchJobQueue
 
 MIN_PREFILL_TOKENS: Final = 32
@@ -19,11 +19,14 @@ MIN_PREFILL_TOKENS: Final = 32
 _MORE_THAN_EVEN: Final = 1.1
 """Above the even share, since what is spread too thin ends too late."""
 
-_STEPS_TO_FILL: Final = 4
-"""Free slots are filled with critical work in about so many steps, since every one of them is lost."""
+_STEPS_TO_FILL: Final = 32
+"""Free slots and blocks are filled with critical work in about so many steps."""
 
-_STEPS_TO_FILL_THIN: Final = 32
-"""The same where few requests decode side by side: there a large prefill costs more than an empty slot."""
+_STEPS_TO_FILL_SLOTS: Final = 4
+"""The same where slots are what is short and decoding is much of the work: an empty slot is lost there."""
+
+_MOSTLY_PREFILL: Final = 4
+"""So many tokens to prefill for each one to decode make an empty slot cost nothing."""
 
 
 def step_tokens(queue: BatchJobQueue, engine: EngineView, tokens_per_decode: int = 1) -> int:
@@ -48,5 +51,7 @@ def _filling_tokens(left: Forecast, engine: EngineView) -> float:
     prompt = waiting_tokens / waiting
     slots = engine.max_running - len(engine.running())
     room = engine.free_blocks() * engine.block_size / max(left.tokens_held, prompt)
-    steps = _STEPS_TO_FILL_THIN if left.concurrency < FULL_STEP_TOKENS else _STEPS_TO_FILL
+    slots_are_short = left.concurrency >= engine.max_running
+    decoding_counts = left.prefill_tokens < _MOSTLY_PREFILL * left.decode_tokens
+    steps = _STEPS_TO_FILL_SLOTS if slots_are_short and decoding_counts else _STEPS_TO_FILL
     return max(0.0, min(slots, waiting, room) * prompt / steps)
