@@ -168,3 +168,14 @@ def test_in_thin_steps_a_job_far_ahead_waits_unless_the_engine_is_idle():
     ahead.turn = left.steps
     assert Turns().order([behind, ahead], left, idle=False) == [behind]
     assert Turns().order([behind, ahead], left, idle=True) == [behind, ahead]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "steps"), [(64, 4), (1024, 32)], ids=["decoding counts", "mostly prefill"]
+)
+def test_free_slots_are_filled_soon_where_an_empty_one_is_lost(prompt, steps):
+    # 60 of 64 slots are taken, and 640 requests of the only job, which is critical, wait.
+    queue, engine = busy(running=60, waiting=640, prompt=prompt, max_tokens=2000)
+    decode = 640 * 128 + 60 * 127
+    even = 1.1 * (640 * prompt + decode) / (decode / 64 + 128)
+    assert step_tokens(queue, engine) == int(even + 4 * prompt / steps)

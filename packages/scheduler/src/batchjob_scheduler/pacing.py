@@ -51,7 +51,7 @@ def _filling_tokens(left: Forecast, engine: EngineView) -> float:
     prompt = waiting_tokens / waiting
     slots = engine.max_running - len(engine.running())
     room = engine.free_blocks() * engine.block_size / max(left.tokens_held, prompt)
-    slots_are_short = left.concurrency >= engine.max_running
+    slots_are_short = left.concurrency > engine.max_running - 1
     decoding_counts = left.prefill_tokens < _MOSTLY_PREFILL * left.decode_tokens
     steps = _STEPS_TO_FILL_SLOTS if slots_are_short and decoding_counts else _STEPS_TO_FILL
     return max(0.0, min(slots, waiting, room) * prompt / steps)
