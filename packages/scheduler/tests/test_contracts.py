@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from batchjob_scheduler.config import BatchJobConfig
-from batchjob_scheduler.estimator import DecodeLengthEstimator, remaining_tokens
+from batchjob_scheduler.estimator import DecodeLengthEstimator, held_between, remaining_tokens
 from batchjob_scheduler.queue import BatchJobQueue
 from batchjob_scheduler.reservation import PredictedPeak, next_step_blocks
 from batchjob_scheduler.running import Running
@@ -33,7 +33,8 @@ class ProductionEstimator:
         return self.estimator.predicted_tokens
 
     def remaining_tokens(self, output_tokens: int, min_tokens: int, max_tokens: int) -> int:
-        return remaining_tokens(self.predicted_tokens(), output_tokens, min_tokens, max_tokens)
+        total = held_between(self.predicted_tokens(), min_tokens, max_tokens)
+        return remaining_tokens(total, output_tokens)
 
 
 class ProductionReservation:

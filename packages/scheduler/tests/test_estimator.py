@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import batchjob_spec.estimator as spec
-from batchjob_scheduler.estimator import DecodeLengthEstimator, remaining_tokens
+from batchjob_scheduler.estimator import DecodeLengthEstimator, held_between, remaining_tokens
 
 
 @given(
@@ -28,6 +28,5 @@ def test_both_predict_the_same_for_one_request(data):
     max_tokens = data.draw(st.integers(1, 9999))
     min_tokens = data.draw(st.integers(0, max_tokens))
     within = spec.held_between(predicted, min_tokens, max_tokens)
-    assert remaining_tokens(predicted, output, min_tokens, max_tokens) == spec.remaining_tokens(
-        within, output
-    )
+    assert held_between(predicted, min_tokens, max_tokens) == within
+    assert remaining_tokens(within, output) == spec.remaining_tokens(within, output)

@@ -65,10 +65,10 @@ def held_between(predicted: int, min_tokens: int, max_tokens: int) -> int:
     return min(max(predicted, min_tokens, 1), max_tokens)
 
 
-def remaining_tokens(predicted: int, output: int, min_tokens: int, max_tokens: int) -> int:
-    """What one request is still predicted to decode: at least one token (E5).
+def remaining_tokens(total: int, output: int) -> int:
+    """What a request that is predicted to decode ``total`` tokens still does: at least one (E5).
 
-    >>> remaining_tokens(128, output=200, min_tokens=0, max_tokens=4096)
-    1
+    >>> remaining_tokens(128, output=28), remaining_tokens(128, output=200)
+    (100, 1)
     """
-    return max(held_between(predicted, min_tokens, max_tokens) - output, 1)
+    return max(total - output, 1)

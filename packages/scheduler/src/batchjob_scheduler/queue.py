@@ -15,7 +15,7 @@ from sortedcontainers import SortedDict, SortedKeyList
 from batchjob_scheduler.blend import Turns
 from batchjob_scheduler.config import BatchJobConfig
 from batchjob_scheduler.engine_view import EngineView, Request
-from batchjob_scheduler.estimator import DecodeLengthEstimator, held_between
+from batchjob_scheduler.estimator import DecodeLengthEstimator, held_between, remaining_tokens
 from batchjob_scheduler.forecast import Forecast, JobWork, RunningWork, forecast
 from batchjob_scheduler.jobs import DEFAULT_JOB, PROBES_PER_JOB, Job, JobTable, job_name
 from batchjob_scheduler.reservation import LOOK_AHEAD_TOKENS, attainable_tokens
@@ -132,7 +132,6 @@ class BatchJobQueue:
         # What was chosen, and the state that it was chosen in; kept within a step.
         self._choice: _Entry | None = None
         self._chosen_in: tuple[int, int, int] | None = None
-        self._in_step = False
         self._changes = 0
         self._turns = Turns() if config.order == "blend" else None
         self._forecast: Forecast | None = None
@@ -238,14 +237,12 @@ class BatchJobQueue:
 
     def begin_step(self) -> None:
         """The engine decides on a step; until :meth:`end_step` what runs computes nothing."""
-        self._in_step = True
         self._chosen_in = None
         self._changes += 1
         self._running.begin_step()
 
     def end_step(self) -> None:
         """The engine has decided."""
-        self._in_step = False
         self._running.end_step()
 
     def unservable(self) -> list[Request]:
@@ -294,7 +291,7 @@ class BatchJobQueue:
         if not self._waiting or running >= self._engine.max_running:
             return None
         seen = (self._changes, self._engine.free_blocks(), running)
-        if not self._in_step or seen != self._chosen_in:
+        if not self._running.in_step or seen != self._chosen_in:
             self._choice, self._chosen_in = self._choose_anew(), seen
         return self._choice
 
@@ -338,7 +335,7 @@ class BatchJobQueue:
         For what waits and was not preempted it is the same throughout a job.
         """
         size = self._engine.block_size
-        if not self._engine.running() or not (self._config.look_ahead or self._was_just_preempted(entry)):
+        if not self._engine.running() or not (self._config.look_ahead or entry in self._just_preempted):
             return self._engine.max_request_tokens
         room = self._attainable_tokens() - self._running.peak.beside(self._remaining(entry))
         return room // size * size
@@ -365,9 +362,6 @@ class BatchJobQueue:
     def _is_probe(self, entry: _Entry) -> bool:
         return self.jobs.placed(entry.job_name).is_probing
 
-    def _was_just_preempted(self, entry: _Entry) -> bool:
-        return entry in self._just_preempted
-
     def _remaining(self, entry: _Entry) -> int:
         """What a waiting request is predicted to decode within the look-ahead."""
         if entry.preempted_at is not None:
@@ -375,7 +369,7 @@ class BatchJobQueue:
         estimator = self.jobs.placed(entry.job_name).estimator
         if not estimator.observations:
             return LOOK_AHEAD_TOKENS
-        return max(1, min(estimator.predicted_tokens, LOOK_AHEAD_TOKENS))
+        return min(remaining_tokens(estimator.predicted_tokens, 0), LOOK_AHEAD_TOKENS)
 
     def _remaining_of(self, request: Request) -> int:
         """What a request that has started still decodes; one of an unknown job goes on to its cap."""
@@ -390,7 +384,7 @@ class BatchJobQueue:
             tokens = held_between(predicted, at_least, request.max_tokens)
             known = self._predictions[entry] = (estimator, estimator.observations, tokens)
         decoded = request.num_output_tokens + request.num_output_placeholders
-        return max(1, min(known[2] - decoded, LOOK_AHEAD_TOKENS))
+        return min(remaining_tokens(known[2], decoded), LOOK_AHEAD_TOKENS)
 
     # --- bookkeeping ------------------------------------------------------------------------------
 

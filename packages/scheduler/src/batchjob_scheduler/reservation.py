@@ -50,7 +50,7 @@ class PredictedPeak:
     (108, 120)
     """
 
-    def __init__(self, members: Iterable[tuple[int, int]] = ()) -> None:
+    def __init__(self, members: Iterable[tuple[int, int]]) -> None:
         """``members`` are pairs of held and remaining tokens."""
         self._longest_first = sorted(members, key=_by_negative_remaining)
         self._held_before: list[int] = []

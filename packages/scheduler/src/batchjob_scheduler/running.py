@@ -24,22 +24,23 @@ class Running:
         self._margin = config.reserve_margin_blocks
         self._limit = config.reserve_max_blocks
         self._remaining = remaining
-        self._in_step = False
+        self.in_step = False
+        """Whether the engine is deciding on a step."""
         self._counted: list[Request] = []
 
     def begin_step(self) -> None:
         """The engine decides on a step: until it has, nothing is computed."""
-        self._in_step = True
+        self.in_step = True
         self._counted = []
 
     def end_step(self) -> None:
         """What runs may compute now."""
-        self._in_step = False
+        self.in_step = False
 
     def look(self) -> None:
         """See what runs now; the properties hold from then on."""
         running, counted = self._engine.running(), self._counted
-        kept = self._in_step and counted and len(running) >= len(counted)
+        kept = self.in_step and counted and len(running) >= len(counted)
         if not kept or running[len(counted) - 1] is not counted[-1]:
             self._counted = counted = []
             self.reserve_blocks = min(self._margin, self._limit)
