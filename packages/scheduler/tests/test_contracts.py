@@ -51,8 +51,11 @@ class ProductionReservation:
         return running.budget_blocks() * self.engine.block_size
 
     def predicted_peak_tokens(self, running: Sequence[HeldAndRemaining], candidate: HeldAndRemaining) -> int:
+        peak = PredictedPeak()
+        for member in running:
+            peak.add(*member)
         held, remaining = candidate
-        return held + PredictedPeak(running).beside(remaining)
+        return held + peak.beside(remaining)
 
 
 class TestBatchJobQueue(BlendingQueueContract):

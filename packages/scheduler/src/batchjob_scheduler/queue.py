@@ -18,7 +18,7 @@ from batchjob_scheduler.engine_view import EngineView, Request
 from batchjob_scheduler.estimator import DecodeLengthEstimator, held_between, remaining_tokens
 from batchjob_scheduler.forecast import Forecast, JobWork, RunningWork, forecast
 from batchjob_scheduler.jobs import DEFAULT_JOB, PROBES_PER_JOB, Job, JobTable, job_name
-from batchjob_scheduler.reservation import LOOK_AHEAD_TOKENS, attainable_tokens
+from batchjob_scheduler.reservation import LOOK_AHEAD_TOKENS
 from batchjob_scheduler.running import Running
 
 # A forecast changes little from one step or event to the next, and costs a look at all that runs.
@@ -263,7 +263,8 @@ class BatchJobQueue:
         """The rest of the batch, predicted anew every few steps and events."""
         if self._forecast is None or self._changes >= self._forecast_at + _CHANGES_TO_A_FORECAST:
             self._running.look()
-            self._forecast = forecast(self._work_left(), self._engine.max_running, self._attainable_tokens())
+            pool_tokens = self._running.attainable_tokens()
+            self._forecast = forecast(self._work_left(), self._engine.max_running, pool_tokens)
             self._forecast_at = self._changes
         return self._forecast
 
@@ -313,36 +314,32 @@ class BatchJobQueue:
     def _first_that_fits(self, level: _Level, limit_tokens: int, budget: int) -> _Entry | None:
         for entry in level.preempted.values():
             need = entry.request.num_tokens - entry.request.num_computed_tokens
-            if need <= limit_tokens and need <= self._room(entry):
+            if need <= limit_tokens and need <= self._room(entry, need):
                 return entry
         for entry in level.probes.values():
             need = entry.need_tokens
-            if need <= limit_tokens and self._is_probe(entry) and need <= self._room(entry):
+            if need <= limit_tokens and self._is_probe(entry) and need <= self._room(entry, need):
                 return entry
         for of_job in self._jobs_in_order(level, budget):
-            shortest: _Entry = of_job[0]
+            shortest, longest = of_job[0], of_job[-1]
             if shortest.need_tokens <= limit_tokens:
-                within = min(limit_tokens, self._room(shortest))
-                longest = of_job.bisect_key_right(within * _MOST_ARRIVALS) - 1
-                if longest >= 0:
-                    chosen: _Entry = of_job[longest]
+                most = min(longest.need_tokens, limit_tokens)
+                within = min(most, self._room(longest, most))
+                fitting = of_job.bisect_key_right(within * _MOST_ARRIVALS)
+                if fitting:
+                    chosen: _Entry = of_job[fitting - 1]
                     return chosen
         return None
 
-    def _room(self, entry: _Entry) -> int:
+    def _room(self, entry: _Entry, enough: int) -> int:
         """The tokens that a request may need, for the predicted peak to stay within the pool (V5, P4).
 
-        For what waits and was not preempted it is the same throughout a job.
+        For what waits and was not preempted it is the same throughout a job. It may be told as less than
+        it is if it is ``enough``.
         """
-        size = self._engine.block_size
         if not self._engine.running() or not (self._config.look_ahead or entry in self._just_preempted):
             return self._engine.max_request_tokens
-        room = self._attainable_tokens() - self._running.peak.beside(self._remaining(entry))
-        return room // size * size
-
-    def _attainable_tokens(self) -> int:
-        engine = self._engine
-        return attainable_tokens(engine.free_blocks(), self._running.held_blocks, engine.block_size)
+        return self._running.room_tokens(self._remaining(entry), enough)
 
     def _jobs_in_order(self, level: _Level, budget: int) -> Iterator[SortedKeyList[_Entry, int]]:
         if self._turns is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from batchjob_scheduler.config import BatchJobConfig
 from batchjob_scheduler.engine_view import EngineView, Request
-from batchjob_scheduler.reservation import PredictedPeak, blocks_for, next_step_blocks
+from batchjob_scheduler.reservation import PredictedPeak, attainable_tokens, blocks_for, next_step_blocks
 
 
 class Running:
@@ -42,32 +42,58 @@ class Running:
         running, counted = self._engine.running(), self._counted
         kept = self.in_step and counted and len(running) >= len(counted)
         if not kept or running[len(counted) - 1] is not counted[-1]:
-            self._counted = counted = []
+            self._counted = []
             self.reserve_blocks = min(self._margin, self._limit)
             """V2"""
             self.held_blocks = 0
             """What they hold together once this step is computed."""
-            self.peak = PredictedPeak(self._count(running))
-            """V5"""
-        for held, remaining in self._count(running[len(counted) :]):
-            self.peak.add(held, remaining)
+            self._known_blocks = 0
+            self._in_peak = 0
+            self._peak = PredictedPeak()
+        self._count(running[len(self._counted) :])
 
     def budget_blocks(self) -> int:
         """The blocks that new work may take (V3)."""
         return max(0, self._engine.free_blocks() - self.reserve_blocks)
 
-    def _count(self, requests: Sequence[Request]) -> list[tuple[int, int]]:
-        """Count requests in; returns what the peak needs of each, held and remaining tokens."""
-        engine, size, step_tokens = self._engine, self._engine.block_size, self._engine.step_tokens
-        members = []
+    def attainable_tokens(self) -> int:
+        """What they and a new one may hold together (V5)."""
+        return attainable_tokens(self._engine.free_blocks(), self.held_blocks, self._engine.block_size)
+
+    def room_tokens(self, remaining: int, enough: int) -> int:
+        """What one more request may need that decodes so many tokens (V5), or ``enough`` or more of it."""
+        size, attainable = self._engine.block_size, self.attainable_tokens()
+        # When each of them ends need only be known if it is not enough that none ends before the new one.
+        at_most = self._known_blocks * size + (len(self._counted) + 1) * remaining
+        room = (attainable - at_most) // size * size
+        return room if room >= enough else (attainable - self._peak_beside(remaining)) // size * size
+
+    def _peak_beside(self, remaining: int) -> int:
+        size = self._engine.block_size
+        for request in self._counted[self._in_peak :]:
+            self._peak.add(blocks_for(_known_tokens(request), size) * size, self._remaining(request))
+        self._in_peak = len(self._counted)
+        return self._peak.beside(remaining)
+
+    def _count(self, requests: Sequence[Request]) -> None:
+        size, step_tokens = self._engine.block_size, self._engine.step_tokens
+        known_blocks = held_blocks = 0
         for request in requests:
-            known = request.num_tokens + request.num_output_placeholders
+            known = _known_tokens(request)
             blocks = blocks_for(known, size)
-            members.append((blocks * size, self._remaining(request)))
+            known_blocks += blocks
             after_this_step = request.num_computed_tokens + step_tokens
-            self.held_blocks += blocks if known <= after_this_step else blocks_for(after_this_step, size)
-            if self.reserve_blocks < self._limit:
-                needed = self.reserve_blocks + next_step_blocks(request, engine)
-                self.reserve_blocks = min(needed, self._limit)
+            held_blocks += blocks if known <= after_this_step else blocks_for(after_this_step, size)
+        self._known_blocks += known_blocks
+        self.held_blocks += held_blocks
+        for request in requests:
+            if self.reserve_blocks >= self._limit:
+                break
+            self.reserve_blocks = min(
+                self.reserve_blocks + next_step_blocks(request, self._engine), self._limit
+            )
         self._counted += requests
-        return members
+
+
+def _known_tokens(request: Request) -> int:
+    return request.num_tokens + request.num_output_placeholders
