@@ -43,7 +43,7 @@ class ProductionReservation:
         self.config = BatchJobConfig(**asdict(settings))
 
     def next_step_blocks(self, request: FakeRequest) -> int:
-        return next_step_blocks(request, self.engine)
+        return next_step_blocks(request.num_tokens, request.num_computed_tokens, self.engine)
 
     def budget_tokens(self) -> int:
         running = Running(self.engine, self.config, remaining=lambda _: 1)

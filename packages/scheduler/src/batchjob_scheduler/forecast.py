@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 FULL_STEP_TOKENS: Final = 150
 """With fewer tokens a step is bound by reading the weights, on the accelerators of today."""
@@ -33,8 +33,7 @@ class JobWork:
     running: list[RunningWork] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class RunningWork:
+class RunningWork(NamedTuple):
     """A running request, in tokens: all known, what of that is not computed, and output with its cap."""
 
     known_tokens: int

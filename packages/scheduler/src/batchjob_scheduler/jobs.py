@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
+from sys import intern
 from typing import Final
 
 from sortedcontainers import SortedList
@@ -36,7 +37,8 @@ def tagged_job(request_id: str) -> str | None:
     'news'
     """
     tag = _TAG.search(request_id)
-    return tag[1] if tag else None
+    # All requests of a job share the string.
+    return intern(tag[1]) if tag else None
 
 
 class Job:
@@ -133,9 +135,8 @@ class JobTable:
             self._live_in_order.add(self._tracked[name].order_key)
         return self.placed(name)
 
-    def observe(self, name: str, decoded_tokens: int) -> None:
-        """A request of ``name`` ended by itself after ``decoded_tokens`` tokens (E2, E3)."""
-        job = self.placed(name)
+    def observe(self, job: Job, decoded_tokens: int) -> None:
+        """A request of a job ended by itself after ``decoded_tokens`` tokens (E2, E3)."""
         before = job.order_key
         job.estimator.observe(decoded_tokens)
         if job.order_key != before and before in self._live_in_order:

@@ -34,10 +34,11 @@ class _Entry:
     __slots__ = (
         "arrival",
         "counted_as_started",
+        "is_early",
+        "job",
         "job_name",
         "need_tokens",
         "num_preemptions",
-        "ordinal",
         "preempted_at",
         "priority",
         "request",
@@ -46,12 +47,11 @@ class _Entry:
         "waiting",
     )
 
-    def __init__(self, request: Request, job: str, arrival: int, priority: int, ordinal: int) -> None:
+    def __init__(self, request: Request, job_name: str, arrival: int, priority: int) -> None:
         self.request = request
-        self.job_name = job
+        self.job_name = job_name
         self.arrival = arrival
         self.priority = priority
-        self.ordinal = ordinal
         self.need_tokens = 0
         self.num_preemptions = 0
         self.preempted_at: int | None = None
@@ -59,6 +59,12 @@ class _Entry:
         self.started = False
         self.counted_as_started = False
         self.waiting = False
+
+    def arrive_at(self, job: Job) -> None:
+        """Be scheduled under a job from now on, as the last of it to arrive."""
+        self.job = job
+        self.is_early = job.arrived < PROBES_PER_JOB
+        job.arrived += 1
 
 
 def _by_need(entry: _Entry) -> int:
@@ -90,7 +96,7 @@ class _Level:
         if entry.preempted_at is not None:
             self.preempted[entry.preempted_at] = entry
             return
-        if entry.ordinal < PROBES_PER_JOB:
+        if entry.is_early:
             self.probes[entry.arrival] = entry
         of_job = self.by_job.get(job.name)
         if of_job is None:
@@ -127,6 +133,7 @@ class BatchJobQueue:
         self._entries: dict[str, _Entry] = {}
         self._displaced: dict[str, set[_Entry]] = {}
         self._too_large: dict[str, _Entry] = {}
+        self._preempted: dict[str, _Entry] = {}
         self._offered: _Entry | None = None
         self._running = Running(engine, config, self._remaining_of)
         # What was chosen, and the state that it was chosen in; kept within a step.
@@ -156,7 +163,7 @@ class BatchJobQueue:
         """All that wait, in order, whether they fit or not."""
         self._running.look()
         for level in self._levels.values():
-            probes = [entry for entry in level.probes.values() if self._is_probe(entry)]
+            probes = [entry for entry in level.probes.values() if entry.job.is_probing]
             for entry in (*level.preempted.values(), *probes):
                 yield entry.request
             for of_job in self._jobs_in_order(level, self._running.budget_blocks()):
@@ -232,7 +239,7 @@ class BatchJobQueue:
         entry = self._entries.get(request_id)
         if entry is not None:
             if by_itself:
-                self.jobs.observe(entry.job_name, entry.request.num_output_tokens)
+                self.jobs.observe(entry.job, entry.request.num_output_tokens)
             self._end(entry)
 
     def begin_step(self) -> None:
@@ -247,12 +254,10 @@ class BatchJobQueue:
 
     def unservable(self) -> list[Request]:
         """The waiting requests that even the empty pool cannot hold (P2)."""
-        return [entry.request for entry in self._too_large.values()] + [
-            entry.request
-            for level in self._levels.values()
-            for entry in level.preempted.values()
-            if entry.request.num_tokens > self._engine.max_request_tokens
-        ]
+        most = self._engine.max_request_tokens
+        # What was preempted may still grow, by output that was in flight.
+        candidates = (*self._too_large.values(), *self._preempted.values())
+        return [entry.request for entry in candidates if entry.request.num_tokens > most]
 
     def live_requests(self, request_ids: Iterable[str]) -> list[Request]:
         """Those requests whose end was not reported yet, in their order of arrival."""
@@ -280,7 +285,7 @@ class BatchJobQueue:
             if entry is not None:
                 output = request.num_output_tokens + request.num_output_placeholders
                 known = request.num_tokens + request.num_output_placeholders
-                of_job = work[self.jobs.placed(entry.job_name).name]
+                of_job = work[entry.job.name]
                 uncomputed = max(0, known - request.num_computed_tokens - 1)
                 of_job.running.append(RunningWork(known, uncomputed, output, request.max_tokens))
         return work
@@ -318,7 +323,7 @@ class BatchJobQueue:
                 return entry
         for entry in level.probes.values():
             need = entry.need_tokens
-            if need <= limit_tokens and self._is_probe(entry) and need <= self._room(entry, need):
+            if need <= limit_tokens and entry.job.is_probing and need <= self._room(entry, need):
                 return entry
         for of_job in self._jobs_in_order(level, budget):
             shortest, longest = of_job[0], of_job[-1]
@@ -356,14 +361,11 @@ class BatchJobQueue:
             if of_job is not None:
                 yield of_job
 
-    def _is_probe(self, entry: _Entry) -> bool:
-        return self.jobs.placed(entry.job_name).is_probing
-
     def _remaining(self, entry: _Entry) -> int:
         """What a waiting request is predicted to decode within the look-ahead."""
         if entry.preempted_at is not None:
             return self._remaining_of(entry.request)
-        estimator = self.jobs.placed(entry.job_name).estimator
+        estimator = entry.job.estimator
         if not estimator.observations:
             return LOOK_AHEAD_TOKENS
         return min(remaining_tokens(estimator.predicted_tokens, 0), LOOK_AHEAD_TOKENS)
@@ -373,7 +375,7 @@ class BatchJobQueue:
         entry = self._entries.get(request.request_id)
         if entry is None:
             return LOOK_AHEAD_TOKENS
-        estimator = self.jobs.placed(entry.job_name).estimator
+        estimator = entry.job.estimator
         known = self._predictions.get(entry)
         if known is None or known[0] is not estimator or known[1] != estimator.observations:
             predicted = estimator.predicted_tokens if estimator.observations else request.max_tokens
@@ -397,9 +399,9 @@ class BatchJobQueue:
         name = job_name(request)
         job = self.jobs.arrive(name)
         priority = request.priority if self._priority_policy else 0
-        entry = _Entry(request, name, self._arrivals, priority, job.arrived)
+        entry = _Entry(request, name, self._arrivals, priority)
+        entry.arrive_at(job)
         self._arrivals += 1
-        job.arrived += 1
         self._entries[request.request_id] = entry
         if self.jobs.is_displaced(name):
             self._displaced.setdefault(name, set()).add(entry)
@@ -412,13 +414,15 @@ class BatchJobQueue:
         entry.waiting = True
         entry.need_tokens = request.num_tokens - request.num_computed_tokens
         self._waiting += 1
-        if entry.preempted_at is None and request.num_tokens > self._engine.max_request_tokens:
+        if entry.preempted_at is not None:
+            self._preempted[request.request_id] = entry
+        elif request.num_tokens > self._engine.max_request_tokens:
             self._too_large[request.request_id] = entry
             return
         level = self._levels.get(entry.priority)
         if level is None:
             level = self._levels[entry.priority] = _Level()
-        job = self.jobs.placed(entry.job_name)
+        job = entry.job
         if self._turns is not None and not job.waiting:
             self._turns.join(job)
         job.count_waiting(1, entry.need_tokens)
@@ -432,8 +436,9 @@ class BatchJobQueue:
         self._waiting -= 1
         if self._too_large.pop(entry.request.request_id, None) is not None:
             return
+        self._preempted.pop(entry.request.request_id, None)
         level = self._levels[entry.priority]
-        job = self.jobs.placed(entry.job_name)
+        job = entry.job
         job.count_waiting(-1, -entry.need_tokens)
         level.discard(entry, job)
         if not level:
@@ -444,25 +449,25 @@ class BatchJobQueue:
         entry.preempted_at = self._preemptions
         self._just_preempted.add(entry)
         self._preemptions += 1
-        self.jobs.placed(entry.job_name).preemptions += 1
+        entry.job.preemptions += 1
 
     def _count_running(self, entry: _Entry, runs: bool) -> None:
-        self.jobs.placed(entry.job_name).running += runs - entry.runs
+        entry.job.running += runs - entry.runs
         entry.runs = runs
 
     def _count_started(self, entry: _Entry) -> None:
         if self._turns is not None and entry.preempted_at is None:
-            self._strides[entry] = self._turns.take(self.jobs.placed(entry.job_name), self.forecast())
+            self._strides[entry] = self._turns.take(entry.job, self.forecast())
         entry.counted_as_started = not entry.started
         if not entry.started:
             entry.started = True
-            self.jobs.placed(entry.job_name).started += 1
+            entry.job.started += 1
 
     def _uncount_started(self, entry: _Entry) -> None:
-        self.jobs.placed(entry.job_name).turn -= self._strides.pop(entry, 0.0)
+        entry.job.turn -= self._strides.pop(entry, 0.0)
         if entry.counted_as_started:
             entry.started = entry.counted_as_started = False
-            job = self.jobs.placed(entry.job_name)
+            job = entry.job
             job.started = max(0, job.started - 1)
 
     def _end(self, entry: _Entry) -> None:
@@ -470,7 +475,7 @@ class BatchJobQueue:
             self._take_out(entry)
         self._count_running(entry, False)
         del self._entries[entry.request.request_id]
-        self.jobs.placed(entry.job_name).finished += 1
+        entry.job.finished += 1
         displaced = self._displaced.get(entry.job_name)
         if displaced is not None:
             displaced.discard(entry)
@@ -492,8 +497,7 @@ class BatchJobQueue:
                 self._levels[entry.priority].discard(entry, shared)
                 shared.count_waiting(-1, -entry.need_tokens)
                 job.count_waiting(1, entry.need_tokens)
-            entry.ordinal = job.arrived
-            job.arrived += 1
+            entry.arrive_at(job)
             job.started += entry.started
             shared.running -= entry.runs
             job.running += entry.runs

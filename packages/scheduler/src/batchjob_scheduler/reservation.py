@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Final
 
-from batchjob_scheduler.engine_view import EngineView, Request
+from batchjob_scheduler.engine_view import EngineView
 
 LOOK_AHEAD_TOKENS: Final = 256
 """How far ahead the peak is predicted, in tokens of each request."""
@@ -16,11 +16,9 @@ def blocks_for(tokens: int, block_size: int) -> int:
     return (tokens + block_size - 1) // block_size
 
 
-def next_step_blocks(request: Request, engine: EngineView) -> int:
-    """The blocks that a running request adds in the step after the current one (V1)."""
+def next_step_blocks(known: int, computed: int, engine: EngineView) -> int:
+    """The blocks that a running request of so many tokens adds in the step after the current one (V1)."""
     limit, size = engine.step_tokens, engine.block_size
-    known = request.num_tokens + request.num_output_placeholders
-    computed = request.num_computed_tokens
     if known <= computed + limit:
         # It has caught up then and computes one new token, which needs a block if the last is full.
         return 0 if (known + engine.lookahead_tokens) % size else 1

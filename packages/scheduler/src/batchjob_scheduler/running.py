@@ -76,22 +76,19 @@ class Running:
         return self._peak.beside(remaining)
 
     def _count(self, requests: Sequence[Request]) -> None:
-        size, step_tokens = self._engine.block_size, self._engine.step_tokens
-        known_blocks = held_blocks = 0
+        engine, size, step_tokens = self._engine, self._engine.block_size, self._engine.step_tokens
+        known_blocks = held_blocks = reserve = 0
         for request in requests:
-            known = _known_tokens(request)
+            known, computed = _known_tokens(request), request.num_computed_tokens
             blocks = blocks_for(known, size)
             known_blocks += blocks
-            after_this_step = request.num_computed_tokens + step_tokens
+            after_this_step = computed + step_tokens
             held_blocks += blocks if known <= after_this_step else blocks_for(after_this_step, size)
+            if reserve < self._limit:
+                reserve += next_step_blocks(known, computed, engine)
         self._known_blocks += known_blocks
         self.held_blocks += held_blocks
-        for request in requests:
-            if self.reserve_blocks >= self._limit:
-                break
-            self.reserve_blocks = min(
-                self.reserve_blocks + next_step_blocks(request, self._engine), self._limit
-            )
+        self.reserve_blocks = min(self.reserve_blocks + reserve, self._limit)
         self._counted += requests
 
 
