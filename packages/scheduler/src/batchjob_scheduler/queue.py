@@ -8,6 +8,7 @@ preemption, the probes in the order of arrival, and for each job its requests so
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from typing import Final
 
 from sortedcontainers import SortedDict, SortedKeyList
@@ -32,17 +33,16 @@ class _Entry:
     """A live request with what the queue remembers of it until its end is reported."""
 
     __slots__ = (
-        "arrival",
         "counted_as_started",
         "is_early",
         "job",
         "job_name",
-        "need_tokens",
         "num_preemptions",
         "preempted_at",
         "priority",
         "request",
         "runs",
+        "sort_key",
         "started",
         "waiting",
     )
@@ -50,15 +50,28 @@ class _Entry:
     def __init__(self, request: Request, job_name: str, arrival: int, priority: int) -> None:
         self.request = request
         self.job_name = job_name
-        self.arrival = arrival
         self.priority = priority
-        self.need_tokens = 0
+        self.sort_key = -arrival
         self.num_preemptions = 0
         self.preempted_at: int | None = None
         self.runs = False
         self.started = False
         self.counted_as_started = False
         self.waiting = False
+
+    @property
+    def arrival(self) -> int:
+        return -self.sort_key % _MOST_ARRIVALS
+
+    @property
+    def need_tokens(self) -> int:
+        return -(-self.sort_key // _MOST_ARRIVALS)
+
+    @need_tokens.setter
+    def need_tokens(self, tokens: int) -> None:
+        # One whole number takes less memory than two. Of equal needs the earliest arrival sorts last,
+        # as it is taken from the end.
+        self.sort_key = tokens * _MOST_ARRIVALS - self.arrival
 
     def arrive_at(self, job: Job) -> None:
         """Be scheduled under a job from now on, as the last of it to arrive."""
@@ -67,16 +80,8 @@ class _Entry:
         job.arrived += 1
 
 
-def _by_need(entry: _Entry) -> int:
-    """By need; of equal needs the earliest arrival sorts last, as it is taken from the end.
-
-    One whole number takes less memory than a pair of them.
-    """
-    return entry.need_tokens * _MOST_ARRIVALS - entry.arrival
-
-
-def _by_arrival(entry: _Entry) -> int:
-    return entry.arrival
+_by_need = attrgetter("sort_key")
+_by_arrival = attrgetter("arrival")
 
 
 class _Level:
