@@ -46,7 +46,7 @@ class ProductionReservation:
         return next_step_blocks(request.num_tokens, request.num_computed_tokens, self.engine)
 
     def budget_tokens(self) -> int:
-        running = Running(self.engine, self.config, remaining=lambda _: 1)
+        running = Running(self.engine, self.config, end_of=lambda _: 1)
         running.look()
         return running.budget_blocks() * self.engine.block_size
 

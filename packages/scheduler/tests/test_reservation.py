@@ -17,8 +17,8 @@ ALL = 10**9
 """More than any request needs."""
 
 
-def some_remaining(request):
-    return min(request.num_tokens, LOOK_AHEAD_TOKENS)
+def some_end(request):
+    return 2 * request.num_tokens
 
 
 @dataclass
@@ -117,11 +117,12 @@ def expected_attainable(engine):
 )
 def test_v5_both_find_room_for_the_same_requests(running, engine, free, need, remaining):
     engine.free, engine.runs = free, running
-    held = spec.blocks_for(need, engine.block_size) * engine.block_size
+    size = engine.block_size
+    held = spec.blocks_for(need, size) * size
     members = [
         (
-            spec.blocks_for(known_tokens(request), engine.block_size) * engine.block_size,
-            some_remaining(request),
+            spec.blocks_for(known_tokens(request), size) * size,
+            spec.within_look_ahead(some_end(request) - known_tokens(request)),
         )
         for request in running
     ]
@@ -140,7 +141,7 @@ def test_v5_both_find_the_same_tokens_attainable(running, engine, free):
 def test_what_is_looked_at_once_a_step_is_what_a_look_at_everything_finds(running, engine, started_before):
     """Requests start one after the other within a step, and at its end all have computed."""
     engine.free, engine.runs = 40, running[:started_before]
-    within = Running(engine, BatchJobConfig(), remaining=some_remaining)
+    within = Running(engine, BatchJobConfig(), end_of=some_end)
     within.begin_step()
     within.look()
     for request in running[started_before:]:
@@ -157,7 +158,7 @@ def test_what_is_looked_at_once_a_step_is_what_a_look_at_everything_finds(runnin
 @given(st.lists(running_requests(), min_size=2, max_size=8), engines)
 def test_what_no_longer_runs_is_not_counted(running, engine):
     engine.free, engine.runs = 40, running
-    within = Running(engine, BatchJobConfig(), remaining=some_remaining)
+    within = Running(engine, BatchJobConfig(), end_of=some_end)
     within.begin_step()
     within.look()
     engine.runs = running[:-1]
@@ -166,7 +167,7 @@ def test_what_no_longer_runs_is_not_counted(running, engine):
 
 
 def look_at(engine, config=None):
-    running = Running(engine, config or BatchJobConfig(), remaining=some_remaining)
+    running = Running(engine, config or BatchJobConfig(), end_of=some_end)
     running.look()
     return running
 

@@ -47,6 +47,7 @@ class Job:
     __slots__ = (
         "appeared",
         "arrived",
+        "ends",
         "estimator",
         "finished",
         "name",
@@ -63,6 +64,8 @@ class Job:
         self.name = name
         self.appeared = appeared
         self.estimator = DecodeLengthEstimator(alpha)
+        # With how many tokens its running requests are predicted to end, until it learns more.
+        self.ends: dict[object, int] = {}
         self.arrived = 0
         self.running = 0
         self.started = 0
@@ -139,6 +142,7 @@ class JobTable:
         """A request of a job ended by itself after ``decoded_tokens`` tokens (E2, E3)."""
         before = job.order_key
         job.estimator.observe(decoded_tokens)
+        job.ends.clear()
         if job.order_key != before and before in self._live_in_order:
             self._live_in_order.remove(before)
             self._live_in_order.add(job.order_key)

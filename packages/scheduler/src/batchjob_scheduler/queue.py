@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
+from sys import maxsize
 from typing import Final
 
 from sortedcontainers import SortedDict, SortedKeyList
@@ -16,10 +17,10 @@ from sortedcontainers import SortedDict, SortedKeyList
 from batchjob_scheduler.blend import Turns
 from batchjob_scheduler.config import BatchJobConfig
 from batchjob_scheduler.engine_view import EngineView, Request
-from batchjob_scheduler.estimator import DecodeLengthEstimator, held_between, remaining_tokens
+from batchjob_scheduler.estimator import held_between
 from batchjob_scheduler.forecast import Forecast, JobWork, RunningWork, forecast
 from batchjob_scheduler.jobs import DEFAULT_JOB, PROBES_PER_JOB, Job, JobTable, job_name
-from batchjob_scheduler.reservation import LOOK_AHEAD_TOKENS
+from batchjob_scheduler.reservation import LOOK_AHEAD_TOKENS, known_tokens, within_look_ahead
 from batchjob_scheduler.running import Running
 
 # A forecast changes little from one step or event to the next, and costs a look at all that runs.
@@ -140,7 +141,7 @@ class BatchJobQueue:
         self._too_large: dict[str, _Entry] = {}
         self._preempted: dict[str, _Entry] = {}
         self._offered: _Entry | None = None
-        self._running = Running(engine, config, self._remaining_of)
+        self._running = Running(engine, config, self._end_of)
         # What was chosen, and the state that it was chosen in; kept within a step.
         self._choice: _Entry | None = None
         self._chosen_in: tuple[int, int, int] | None = None
@@ -153,7 +154,6 @@ class BatchJobQueue:
         self._preemptions = 0
         # Of those that started only, so that what waits takes little memory.
         self._just_preempted: set[_Entry] = set()
-        self._predictions: dict[_Entry, tuple[DecodeLengthEstimator, int, int]] = {}
         self._strides: dict[_Entry, float] = {}
 
     # --- what the engine calls --------------------------------------------------------------------
@@ -369,26 +369,25 @@ class BatchJobQueue:
     def _remaining(self, entry: _Entry) -> int:
         """What a waiting request is predicted to decode within the look-ahead."""
         if entry.preempted_at is not None:
-            return self._remaining_of(entry.request)
+            return within_look_ahead(self._end_of(entry.request), known_tokens(entry.request))
         estimator = entry.job.estimator
-        if not estimator.observations:
-            return LOOK_AHEAD_TOKENS
-        return min(remaining_tokens(estimator.predicted_tokens, 0), LOOK_AHEAD_TOKENS)
+        return (
+            within_look_ahead(estimator.predicted_tokens, 0) if estimator.observations else LOOK_AHEAD_TOKENS
+        )
 
-    def _remaining_of(self, request: Request) -> int:
-        """What a request that has started still decodes; one of an unknown job goes on to its cap."""
+    def _end_of(self, request: Request) -> int:
+        """With how many tokens a request that has started ends; one of an unknown job goes on to its cap."""
         entry = self._entries.get(request.request_id)
         if entry is None:
-            return LOOK_AHEAD_TOKENS
-        estimator = entry.job.estimator
-        known = self._predictions.get(entry)
-        if known is None or known[0] is not estimator or known[1] != estimator.observations:
+            return maxsize
+        end = entry.job.ends.get(entry)
+        if end is None:
+            estimator = entry.job.estimator
             predicted = estimator.predicted_tokens if estimator.observations else request.max_tokens
             at_least = getattr(request.sampling_params, "min_tokens", 0) or 0
-            tokens = held_between(predicted, at_least, request.max_tokens)
-            known = self._predictions[entry] = (estimator, estimator.observations, tokens)
-        decoded = request.num_output_tokens + request.num_output_placeholders
-        return min(remaining_tokens(known[2], decoded), LOOK_AHEAD_TOKENS)
+            end = request.num_prompt_tokens + held_between(predicted, at_least, request.max_tokens)
+            entry.job.ends[entry] = end
+        return end
 
     # --- bookkeeping ------------------------------------------------------------------------------
 
@@ -458,6 +457,7 @@ class BatchJobQueue:
 
     def _count_running(self, entry: _Entry, runs: bool) -> None:
         entry.job.running += runs - entry.runs
+        entry.job.ends.pop(entry, None)
         entry.runs = runs
 
     def _count_started(self, entry: _Entry) -> None:
@@ -487,7 +487,6 @@ class BatchJobQueue:
             if not displaced:
                 del self._displaced[entry.job_name]
         self._just_preempted.clear()
-        self._predictions.pop(entry, None)
         self._strides.pop(entry, None)
         self._changes += 1
         for name in self.jobs.leave(entry.job_name):
@@ -505,6 +504,7 @@ class BatchJobQueue:
             entry.arrive_at(job)
             job.started += entry.started
             shared.running -= entry.runs
+            shared.ends.pop(entry, None)
             job.running += entry.runs
             if in_level:
                 self._levels[entry.priority].insert(entry, job)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Final
 
-from batchjob_scheduler.engine_view import EngineView
+from batchjob_scheduler.engine_view import EngineView, Request
+from batchjob_scheduler.estimator import remaining_tokens
 
 LOOK_AHEAD_TOKENS: Final = 256
 """How far ahead the peak is predicted, in tokens of each request."""
@@ -14,6 +15,16 @@ LOOK_AHEAD_TOKENS: Final = 256
 def blocks_for(tokens: int, block_size: int) -> int:
     """The whole blocks that ``tokens`` tokens occupy."""
     return (tokens + block_size - 1) // block_size
+
+
+def known_tokens(request: Request) -> int:
+    """Prompt and output so far, with the output that is still computed."""
+    return request.num_tokens + request.num_output_placeholders
+
+
+def within_look_ahead(end: int, known: int) -> int:
+    """What a request still decodes of those tokens with which it ends, as far as is looked ahead (E5, V5)."""
+    return min(remaining_tokens(end, known), LOOK_AHEAD_TOKENS)
 
 
 def next_step_blocks(known: int, computed: int, engine: EngineView) -> int:

@@ -6,7 +6,14 @@ from collections.abc import Callable, Sequence
 
 from batchjob_scheduler.config import BatchJobConfig
 from batchjob_scheduler.engine_view import EngineView, Request
-from batchjob_scheduler.reservation import PredictedPeak, attainable_tokens, blocks_for, next_step_blocks
+from batchjob_scheduler.reservation import (
+    PredictedPeak,
+    attainable_tokens,
+    blocks_for,
+    known_tokens,
+    next_step_blocks,
+    within_look_ahead,
+)
 
 
 class Running:
@@ -16,17 +23,16 @@ class Running:
     stays as it is, and only a request that started since is new. Otherwise everything is looked at anew.
     """
 
-    def __init__(
-        self, engine: EngineView, config: BatchJobConfig, remaining: Callable[[Request], int]
-    ) -> None:
-        """``remaining`` predicts the tokens that a running request still decodes, within the look-ahead."""
+    def __init__(self, engine: EngineView, config: BatchJobConfig, end_of: Callable[[Request], int]) -> None:
+        """``end_of`` predicts with how many tokens a running request ends."""
         self._engine = engine
         self._margin = config.reserve_margin_blocks
         self._limit = config.reserve_max_blocks
-        self._remaining = remaining
+        self._end_of = end_of
         self.in_step = False
         """Whether the engine is deciding on a step."""
         self._counted: list[Request] = []
+        self._known: list[int] = []
 
     def begin_step(self) -> None:
         """The engine decides on a step: until it has, nothing is computed."""
@@ -42,7 +48,7 @@ class Running:
         running, counted = self._engine.running(), self._counted
         kept = self.in_step and counted and len(running) >= len(counted)
         if not kept or running[len(counted) - 1] is not counted[-1]:
-            self._counted = []
+            self._counted, self._known = [], []
             self.reserve_blocks = min(self._margin, self._limit)
             """V2"""
             self.held_blocks = 0
@@ -69,9 +75,9 @@ class Running:
         return room if room >= enough else (attainable - self._peak_beside(remaining)) // size * size
 
     def _peak_beside(self, remaining: int) -> int:
-        size = self._engine.block_size
-        for request in self._counted[self._in_peak :]:
-            self._peak.add(blocks_for(_known_tokens(request), size) * size, self._remaining(request))
+        size, first = self._engine.block_size, self._in_peak
+        for request, known in zip(self._counted[first:], self._known[first:], strict=True):
+            self._peak.add(blocks_for(known, size) * size, within_look_ahead(self._end_of(request), known))
         self._in_peak = len(self._counted)
         return self._peak.beside(remaining)
 
@@ -79,7 +85,8 @@ class Running:
         engine, size, step_tokens = self._engine, self._engine.block_size, self._engine.step_tokens
         known_blocks = held_blocks = reserve = 0
         for request in requests:
-            known, computed = _known_tokens(request), request.num_computed_tokens
+            known, computed = known_tokens(request), request.num_computed_tokens
+            self._known.append(known)
             blocks = blocks_for(known, size)
             known_blocks += blocks
             after_this_step = computed + step_tokens
@@ -90,7 +97,3 @@ class Running:
         self.held_blocks += held_blocks
         self.reserve_blocks = min(self.reserve_blocks + reserve, self._limit)
         self._counted += requests
-
-
-def _known_tokens(request: Request) -> int:
-    return request.num_tokens + request.num_output_placeholders
