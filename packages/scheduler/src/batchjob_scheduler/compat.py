@@ -40,8 +40,11 @@ NAMES: Final = {
         "empty_kv_cache_blocks",
     ),
     "vllm.v1.core.sched.async_scheduler:AsyncScheduler": (),
+    "vllm.v1.core.sched.output:NewRequestData": ("num_computed_tokens", "req_id"),
+    "vllm.v1.core.sched.output:SchedulerOutput": ("num_scheduled_tokens", "scheduled_new_reqs"),
     "vllm.v1.core.sched.request_queue:RequestQueue": (),
     "vllm.v1.core.sched.scheduler:Scheduler": (
+        "connector",
         "finish_requests",
         "finished_req_ids",
         "has_unfinished_requests",

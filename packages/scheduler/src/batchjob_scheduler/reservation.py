@@ -27,6 +27,11 @@ def within_look_ahead(end: int, known: int) -> int:
     return min(remaining_tokens(end, known), LOOK_AHEAD_TOKENS)
 
 
+def charged_tokens(need: int, shared: int) -> int:
+    """What must be free for a request of that need: less what it shares, and at least one token (V4)."""
+    return max(min(need, 1), need - shared)
+
+
 def next_step_blocks(known: int, computed: int, engine: EngineView) -> int:
     """The blocks that a running request of so many tokens adds in the step after the current one (V1)."""
     limit, size = engine.step_tokens, engine.block_size
