@@ -30,7 +30,13 @@ DOCUMENTED = {
     "low_available_tokens_threshold": 2048,
     "short_decode_token_threshold": 32,
 }
-BEYOND_THE_GUIDE = {"ewma_alpha": 0.2, "order": "blend", "look_ahead": False, "step_shaping": False}
+BEYOND_THE_GUIDE = {
+    "ewma_alpha": 0.2,
+    "order": "blend",
+    "look_ahead": False,
+    "step_shaping": False,
+    "guide_only": True,
+}
 
 
 def nested(**settings):
