@@ -45,8 +45,8 @@ ASCEND_SCHEDULERS: Final = (
 
 _OURS: Final = (SYNC_CLASS, ASYNC_CLASS)
 _BALANCE_VARIABLE: Final = "VLLM_ASCEND_BALANCE_SCHEDULING"
-# What vllm-ascend takes for an absent limit of its dynamic batch.
-_NO_LIMIT: Final = -1
+# What vllm-ascend takes for no: a switch may be a text, and -1 is no limit of its dynamic batch.
+_OFF: Final = frozenset({"none", "false", "f", "no", "n", "off", "0", "-1"})
 
 _MARK: Final = "_batchjob_wrapped"
 
@@ -180,7 +180,7 @@ def _refuse_another_scheduler(additional_config: object) -> None:
 def _is_switched_on(value: object) -> bool:
     if isinstance(value, Mapping):
         value = value.get("enabled")
-    return value not in (None, False, _NO_LIMIT)
+    return str(value).lower() not in _OFF
 
 
 def _name(chosen: object) -> str:

@@ -180,8 +180,10 @@ def test_a_scheduler_that_alters_vllms_own_is_refused(chosen, place, key, value)
     )
 
 
-def test_a_scheduler_that_is_switched_off_is_no_matter(chosen):
-    off = {"short_request_first_config": {"enabled": False}, "recompute_scheduler_enable": False}
+@pytest.mark.parametrize("no", [False, None, 0, "false", "False", "0", "off"])
+def test_a_scheduler_that_is_switched_off_is_no_matter(chosen, no):
+    """A switch of vllm-ascend's may be a text."""
+    off = {"short_request_first_config": {"enabled": no}, "recompute_scheduler_enable": no}
     assert chosen(additional_config={**ON, **off, "SLO_limits_for_dynamic_batch": -1}) == SYNC
 
 
