@@ -57,7 +57,9 @@ class _EngineView:
         self.block_size = self.pool.block_size
         self.max_request_tokens = self.pool.max_request_tokens
         self.step_tokens: int = scheduler.max_num_scheduled_tokens
-        self.max_running: int = scheduler.max_num_running_reqs
+        slots: int = scheduler.max_num_running_reqs
+        # From 0.32 on fewer may be admitted than there are slots.
+        self.max_running: int = getattr(scheduler, "max_num_active_reqs", slots)
         self.lookahead_tokens: int = scheduler.num_lookahead_tokens
 
     def free_blocks(self) -> int:
