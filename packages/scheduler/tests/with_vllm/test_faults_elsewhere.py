@@ -96,6 +96,20 @@ def test_children_of_one_request_with_equal_priority_and_arrival_have_an_order(e
     assert {outcome.finish_reason for outcome in e.outcomes.values()} == {"stop"}
 
 
+@pytest.mark.parametrize("max_jobs", [1, 2])
+def test_a_request_is_preempted_though_its_job_has_lost_its_place(engine, max_jobs):
+    settings = {"batch_job_sched_config": {"guide_only": True, "max_jobs": max_jobs}}
+    e = engine(num_blocks=17, additional_config=settings)
+    for number in range(8):
+        e.submit(f"#job_name[{number}]#", 2 * BLOCK, 100)
+    for number in range(8, 24):
+        e.step()
+        e.submit(f"#job_name[{number}]#", BLOCK, 5)
+    finish_all(e)
+    assert e.num_preemptions > 0
+    assert {len(outcome.tokens) for outcome in e.outcomes.values()} == {100, 5}
+
+
 def test_while_nothing_runs_and_something_fits_each_step_computes(engine):
     e = engine(num_blocks=9, additional_config={"batch_job_sched_config": {"reserve_margin_blocks": 50}})
     for number in range(12):
