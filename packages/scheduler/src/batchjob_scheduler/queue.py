@@ -288,11 +288,11 @@ class BatchJobQueue:
         for request in self._engine.running():
             entry = self._entries.get(request.request_id)
             if entry is not None:
-                output = request.num_output_tokens + request.num_output_placeholders
-                known = request.num_tokens + request.num_output_placeholders
-                of_job = work[entry.job.name]
+                known = known_tokens(request)
                 uncomputed = max(0, known - request.num_computed_tokens - 1)
-                of_job.running.append(RunningWork(known, uncomputed, output, request.max_tokens))
+                output = known - request.num_prompt_tokens
+                left = RunningWork(known, uncomputed, output, request.max_tokens)
+                work[entry.job.name].running.append(left)
         return work
 
     # --- the choice -------------------------------------------------------------------------------
