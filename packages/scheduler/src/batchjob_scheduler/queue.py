@@ -18,7 +18,7 @@ from batchjob_scheduler.blend import Turns
 from batchjob_scheduler.config import BatchJobConfig
 from batchjob_scheduler.engine_view import EngineView, Request
 from batchjob_scheduler.estimator import held_between
-from batchjob_scheduler.forecast import Forecast, JobWork, RunningWork, forecast
+from batchjob_scheduler.forecast import Forecast, JobWork, forecast
 from batchjob_scheduler.jobs import DEFAULT_JOB, PROBES_PER_JOB, Job, JobTable, job_name
 from batchjob_scheduler.reservation import LOOK_AHEAD_TOKENS, known_tokens, within_look_ahead
 from batchjob_scheduler.running import Running
@@ -291,8 +291,7 @@ class BatchJobQueue:
                 known = known_tokens(request)
                 uncomputed = max(0, known - request.num_computed_tokens - 1)
                 output = known - request.num_prompt_tokens
-                left = RunningWork(known, uncomputed, output, request.max_tokens)
-                work[entry.job.name].running.append(left)
+                work[entry.job.name].add_running(known, uncomputed, output, request.max_tokens)
         return work
 
     # --- the choice -------------------------------------------------------------------------------
