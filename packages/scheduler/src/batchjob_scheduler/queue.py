@@ -18,7 +18,7 @@ from batchjob_scheduler.blend import Turns
 from batchjob_scheduler.config import BatchJobConfig
 from batchjob_scheduler.engine_view import EngineView, Request
 from batchjob_scheduler.estimator import held_between
-from batchjob_scheduler.forecast import Forecast, JobWork, RunningWork, forecast
+from batchjob_scheduler.forecast import Forecast, JobWork, forecast
 from batchjob_scheduler.jobs import DEFAULT_JOB, PROBES_PER_JOB, Job, JobTable, job_name
 from batchjob_scheduler.reservation import (
     LOOK_AHEAD_TOKENS,
@@ -257,14 +257,12 @@ class BatchJobQueue:
         entry = self._entries.get(request_id)
         if entry is not None:
             entry.job.find_in_cache(tokens)
-            self._changes += 1
 
     def refused(self, request_id: str) -> None:
         """The engine found no room for what was offered, so its job shares less than it seemed to (V4)."""
         entry = self._entries.get(request_id)
         if entry is not None:
             entry.job.found = ()
-            self._changes += 1
 
     def begin_step(self) -> None:
         """The engine decides on a step; until :meth:`end_step` what runs computes nothing."""
@@ -313,11 +311,10 @@ class BatchJobQueue:
         for request in self._engine.running():
             entry = self._entries.get(request.request_id)
             if entry is not None:
-                output = request.num_output_tokens + request.num_output_placeholders
-                known = request.num_tokens + request.num_output_placeholders
-                of_job = work[entry.job.name]
+                known = known_tokens(request)
                 uncomputed = max(0, known - request.num_computed_tokens - 1)
-                of_job.running.append(RunningWork(known, uncomputed, output, request.max_tokens))
+                output = known - request.num_prompt_tokens
+                work[entry.job.name].add_running(known, uncomputed, output, request.max_tokens)
         return work
 
     # --- the choice -------------------------------------------------------------------------------
