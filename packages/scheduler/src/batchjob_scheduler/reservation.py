@@ -24,7 +24,8 @@ def known_tokens(request: Request) -> int:
 
 def within_look_ahead(end: int, known: int) -> int:
     """What a request still decodes of those tokens with which it ends, as far as is looked ahead (E5, V5)."""
-    return min(remaining_tokens(end, known), LOOK_AHEAD_TOKENS)
+    remaining = remaining_tokens(end, known)
+    return min(LOOK_AHEAD_TOKENS, remaining)
 
 
 def next_step_blocks(known: int, computed: int, engine: EngineView) -> int:
