@@ -174,7 +174,7 @@ def test_in_thin_steps_a_job_far_ahead_waits_unless_the_engine_is_idle():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "steps"), [(64, 4), (1024, 32)], ids=["decoding counts", "mostly prefill"]
+    ("prompt", "steps"), [(64, 4), (1024, 64)], ids=["decoding counts", "mostly prefill"]
 )
 def test_free_slots_are_filled_soon_where_an_empty_one_is_lost(prompt, steps):
     # 60 of 64 slots are taken, and 640 requests of the only job, which is critical, wait.

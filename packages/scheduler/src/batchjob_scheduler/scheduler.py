@@ -23,6 +23,7 @@ from batchjob_scheduler.compat import check_engine, take_over_waiting
 from batchjob_scheduler.config import settings_of
 from batchjob_scheduler.kv_pool import KVPool
 from batchjob_scheduler.pacing import step_tokens
+from batchjob_scheduler.plugin import doubt_about_the_class, doubt_about_the_filter
 from batchjob_scheduler.queue import BatchJobQueue
 from batchjob_scheduler.report import Report
 
@@ -56,7 +57,9 @@ class _EngineView:
         self.block_size = self.pool.block_size
         self.max_request_tokens = self.pool.max_request_tokens
         self.step_tokens: int = scheduler.max_num_scheduled_tokens
-        self.max_running: int = scheduler.max_num_running_reqs
+        slots: int = scheduler.max_num_running_reqs
+        # From 0.32 on fewer may be admitted than there are slots.
+        self.max_running: int = getattr(scheduler, "max_num_active_reqs", slots)
         self.lookahead_tokens: int = scheduler.num_lookahead_tokens
 
     def free_blocks(self) -> int:
@@ -87,14 +90,21 @@ class _BatchJobAware(_SomeScheduler):
             priority_policy=self.scheduler_config.policy == "priority",
         )
         self._kv_holding = take_over_waiting(self, self._queue)
+        self._outgrown: dict[Any, int] = {}
         # A prompt that is not cut into chunks needs the whole budget.
         self._shapes_steps = config.step_shaping and self.scheduler_config.enable_chunked_prefill
         self._steps = 0
         self._last_report_seconds: float | None = None
         self._unreported_ends = 0
         logger.info("Batch-job-aware scheduler is on (%s): %s", type(self).__name__, config)
-        if untested:
-            logger.warning("%s", untested)
+        misfit = doubt_about_the_class(
+            type(self).__name__,
+            is_made_for_async=isinstance(self, AsyncScheduler),
+            is_async=bool(self.scheduler_config.async_scheduling),
+        )
+        for doubt in (untested, misfit, doubt_about_the_filter()):
+            if doubt is not None:
+                logger.warning("%s", doubt)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """One step of vLLM's scheduler, over a queue that knows what has ended since the last."""
@@ -113,10 +123,8 @@ class _BatchJobAware(_SomeScheduler):
     def update_from_output(self, *args: Any, **kwargs: Any) -> dict[int, EngineCoreOutputs]:
         """Take in what the model computed; end what can never be served (P2)."""
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(*args, **kwargs)
-        for request in [*self._queue.unservable(), *self._unservable_holders()]:
-            # Output that is still in flight may end it regularly.
-            if not getattr(request, "num_in_flight_tokens", 0):
-                self._fail(cast("Request", request), outputs)
+        for request, tokens in self._unservable().items():
+            self._fail(request, tokens, outputs)
         self._settle_ended_requests()
         if self._unreported_ends and not self.has_unfinished_requests():
             self._report()
@@ -129,13 +137,28 @@ class _BatchJobAware(_SomeScheduler):
             self._report()
         super().shutdown()
 
-    def _unservable_holders(self) -> list[Request]:
-        """Those that wait beside our queue, since they hold blocks, for more than the pool has (P2)."""
-        return [
-            request
-            for request in self._kv_holding
-            if request.status in _READY and request.num_tokens > self._engine_view.max_request_tokens
-        ]
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        tokens = request.num_tokens_with_spec + request.num_output_placeholders
+        super()._preempt_request(request, *args, **kwargs)
+        # Where a KV connector hands blocks on, vLLM 0.27 drops the output in flight: if there is no room for
+        # it in the whole pool, the request is computed again up to there, and again, for ever.
+        handed_on = getattr(self, "requires_kv_delivery", False)
+        drops = handed_on and getattr(request, "num_stale_output_tokens", 0)
+        if drops and tokens > self._engine_view.max_request_tokens:
+            self._outgrown[request] = tokens
+
+    def _unservable(self) -> dict[Request, int]:
+        """What can never be served, and its tokens, which are more than the whole pool holds (P2)."""
+        most = self._engine_view.max_request_tokens
+        outgrown, self._outgrown = self._outgrown, {}
+        holders = [r for r in self._kv_holding if r.status in _READY and r.num_tokens > most]
+        too_large = {
+            cast("Request", request): request.num_tokens
+            for request in [*self._queue.unservable(), *holders]
+            # Output that is still in flight may end it regularly.
+            if not getattr(request, "num_in_flight_tokens", 0)
+        }
+        return too_large | {r: tokens for r, tokens in outgrown.items() if r.status in _READY}
 
     def _settle_ended_requests(self) -> None:
         # The set has no order of its own, and the average depends on the order of what it learns (Q5).
@@ -150,11 +173,11 @@ class _BatchJobAware(_SomeScheduler):
             for job in self._queue.jobs:
                 job.steps += job.running > 0
 
-    def _fail(self, request: Request, outputs: dict[int, EngineCoreOutputs]) -> None:
+    def _fail(self, request: Request, tokens: int, outputs: dict[int, EngineCoreOutputs]) -> None:
         pool = self._engine_view.pool
         reason = (
-            f"request {request.request_id} needs {pool.blocks_for(request.num_tokens)} "
-            f"KV cache blocks for its {request.num_tokens} tokens, "
+            f"request {request.request_id} needs {pool.blocks_for(tokens)} "
+            f"KV cache blocks for its {tokens} tokens, "
             f"the whole pool has {pool.usable_blocks} of {pool.block_size} tokens"
         )
         logger.error("%s: it is ended with an error, the others go on.", reason)

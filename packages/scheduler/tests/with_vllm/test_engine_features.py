@@ -7,6 +7,7 @@ place, ``len`` is right, no block is lost; and in the end each has its tokens an
 from __future__ import annotations
 
 import inspect
+import json
 from collections import Counter
 from typing import ClassVar
 
@@ -108,6 +109,18 @@ def test_one_request_at_a_time(make_engine):
     submit_many(e)
     assert e.finish() == {"stop": 24}
     assert all(len(step) <= 1 for step in e.steps)
+
+
+@pytest.mark.skipif(
+    "max_num_active_seqs" not in inspect.signature(SchedulerConfig).parameters,
+    reason="this vLLM has one limit of what runs",
+)
+def test_fewer_are_admitted_than_there_are_slots(make_engine):
+    e = make_engine(max_num_seqs=8, scheduler_config={"max_num_active_seqs": 3})
+    submit_many(e)
+    assert e.finish() == {"stop": 24}
+    assert max(map(len, e.steps)) == 3
+    assert e.scheduler._engine_view.max_running == 3
 
 
 def test_a_pool_of_one_block(make_engine):
@@ -240,6 +253,18 @@ def test_what_fits_only_without_look_ahead_slots_ends_with_an_error_and_the_othe
     assert e.outcomes["fits"].finish_reason == "stop"
 
 
+@pytest.mark.parametrize(("usable_blocks", "expected"), [(4, {"error": 2}), (5, {"stop": 2})])
+def test_no_request_waits_for_ever_for_the_drafts_that_it_is_padded_with(
+    make_engine, usable_blocks, expected
+):
+    """All but the last token are found in the cache, and vLLM pads what then computes a single token."""
+    e = make_engine(num_blocks=usable_blocks + 1, speculative_tokens=8, enable_prefix_caching=True)
+    for name in ("first", "second"):
+        e.submit(name, [7] * (3 * BLOCK + 1), 1)
+        e.run()
+    assert e.finish() == expected
+
+
 def test_look_ahead_slots_beyond_the_longest_sequence_are_not_asked_for(make_engine):
     e = make_engine(num_blocks=5, speculative_tokens=3, max_model_len=4 * BLOCK)
     e.submit("fits", 4 * BLOCK - 1, 1)
@@ -313,8 +338,8 @@ def loading(**script):
 
 @pytest.fixture
 def connected(make_engine):
-    def make(settings=None, policy="recompute", **options):
-        return make_engine(settings, kv_load_failure_policy=policy, **options)
+    def make(settings=None, policy="recompute", scheduling="fcfs", **options):
+        return make_engine(settings, kv_load_failure_policy=policy, policy=scheduling, **options)
 
     return make
 
@@ -358,6 +383,25 @@ def test_a_failed_load_is_computed_or_ends_its_request(connected, policy):
     e.finish_load("failing", failed=True)
     expected = {"stop": 2} if policy == "recompute" else {"stop": 1, "error": 1}
     assert e.finish() == expected
+
+
+def test_a_failed_load_goes_on_before_a_more_urgent_request_that_would_load(connected):
+    """vLLM keeps the blocks for the first one, and up to 0.30 looked at the second one first."""
+    e = connected(num_blocks=13, scheduling="priority")
+    e.submit("failing", 9 * BLOCK + 1, 3, priority=2, options=loading(tokens=6 * BLOCK, is_async=True))
+    e.step()
+    e.submit("urgent", 9 * BLOCK + 1, 3, priority=0, options=loading(tokens=6 * BLOCK, is_async=True))
+    e.finish_load("failing", failed=True)
+    assert e.finish() == {"stop": 2}
+
+
+def test_what_outgrows_the_pool_ends_with_an_error_though_its_last_output_is_dropped(connected):
+    """Where blocks are handed on, vLLM 0.27 drops what is in flight at a preemption and computes it anew."""
+    e = connected(num_blocks=3)
+    e.submit("outgrows", BLOCK, 3 * BLOCK)
+    e.submit("fits", BLOCK, 3)
+    assert e.finish() == {"error": 1, "stop": 1}
+    assert "the whole pool has 2 of 16 tokens" in e.outcomes["outgrows"].stop_reason
 
 
 def test_abort_while_loading_keeps_the_blocks_until_the_load_has_ended(connected):
@@ -468,6 +512,25 @@ def test_pooling_models_decode_nothing(make_engine, usable_blocks):
     assert e.finish() == {"stop": 24}
 
 
+def test_a_pooling_request_larger_than_the_pool_ends_with_an_error(make_engine, monkeypatch):
+    e = make_engine(runner="pooling", num_blocks=5)
+    outputs = {}
+    update = e.scheduler.update_from_output
+
+    def noting(*arguments):
+        of_clients = update(*arguments)
+        outputs.update((output.request_id, output) for of in of_clients.values() for output in of.outputs)
+        return of_clients
+
+    monkeypatch.setattr(e.scheduler, "update_from_output", noting)
+    e.submit("giant", 5 * BLOCK, 1)
+    e.submit("small", BLOCK, 1)
+    assert e.finish() == {"stop": 1, "error": 1}
+    assert "5 KV cache blocks" in outputs["giant"].stop_reason
+    # Without a tensor the front end takes the end for that of a text, and ends itself.
+    assert outputs["giant"].pooling_output is not None
+
+
 # --- pauses -------------------------------------------------------------------------------------------
 
 
@@ -554,11 +617,23 @@ def test_a_session_that_outgrows_the_pool_ends_with_an_error_and_the_others_go_o
 # --- the end ------------------------------------------------------------------------------------------
 
 
-def test_shutdown_with_requests_waiting(make_engine):
-    e = make_engine(max_num_seqs=1)
+def test_shutdown_with_requests_waiting(connected, monkeypatch, tmp_path):
+    """The engine's own shutdown happens, and what has ended since the last report is told."""
+    path = tmp_path / "report.json"
+    monkeypatch.setenv("BATCHJOB_REPORT", str(path))
+    e = connected(max_num_seqs=1)
     submit_many(e)
-    e.step()
+    while not e.outcomes:
+        e.step()
+    assert not path.exists()
+    closed = []
+    monkeypatch.setattr(e.scheduler.connector, "shutdown", lambda: closed.append(True))
     e.scheduler.shutdown()
+    assert closed == [True]
+    jobs = json.loads(path.read_text(encoding="utf-8"))["jobs"]
+    assert sum(job["requests"] for job in jobs) == 24
+    assert sum(job["finished"] for job in jobs) == len(e.outcomes)
+    e.check_ledger()
 
 
 def test_all_are_aborted_in_whatever_state_they_are(connected):
