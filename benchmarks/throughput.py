@@ -10,9 +10,6 @@ import csv
 import logging
 import multiprocessing
 import os
-import platform
-import shlex
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -20,7 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from policies import DEFAULT, FCFS, POLICIES, ROLES
-from tables import Figures, report
+from tables import Figures, command, machine, report
 
 from batchjob_testkit.simulator.mixes import MIXES
 from batchjob_testkit.simulator.plots import plot_ratios, plot_runs
@@ -123,16 +120,6 @@ def ratios_to_bound(figures: Figures) -> dict[str, dict[str, dict[str, float]]]:
     }
 
 
-def machine() -> str:
-    """Where the CPU times were taken."""
-    import vllm  # noqa: PLC0415 - takes seconds
-
-    return (
-        f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs, "
-        f"Python {platform.python_version()}, vLLM {vllm.__version__}"
-    )
-
-
 def main() -> None:
     """Make the runs, print the tables, write them and the plots."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -163,12 +150,11 @@ def main() -> None:
     runs.sort(key=lambda run: tasks.index(run.task))
     figures = Figures(rows(runs), ROLES)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["nox", "-s", "bench", *(["--", *sys.argv[1:]] if sys.argv[1:] else [])])
     minutes = (time.monotonic() - start) / 60
     heading = (
-        f"`{command}`: {len(runs)} runs of {arguments.requests} requests, {arguments.seeds} for each policy "
-        f"and workload, device `{arguments.device}`, {minutes:.0f} minutes with {arguments.jobs} at a time. "
-        f"{machine()}."
+        f"`{command('bench')}`: {len(runs)} runs of {arguments.requests} requests, "
+        f"{arguments.seeds} for each policy and workload, device `{arguments.device}`, "
+        f"{minutes:.0f} minutes with {arguments.jobs} at a time. {machine()}."
     )
     text = report(figures, heading)
     print(text)

@@ -28,8 +28,10 @@ from batchjob_scheduler.reservation import (
 )
 from batchjob_scheduler.running import Running
 
-# A forecast changes little from one step or event to the next, and costs a look at all that runs.
-_CHANGES_TO_A_FORECAST: Final = 32
+# A forecast changes little from one step or event to the next, and costs a look at all that runs. A step
+# changes what is left of each request that runs, an arrival, a start or an end that of one.
+_CHANGES_TO_A_FORECAST: Final = 64
+_CHANGES_OF_A_STEP: Final = 8
 
 # More than ever arrive, so that a need and an arrival are one number to sort by.
 _MOST_ARRIVALS: Final = 1 << 48
@@ -268,7 +270,7 @@ class BatchJobQueue:
         """The engine decides on a step; until :meth:`end_step` what runs computes nothing."""
         self._offered = None
         self._chosen_in = None
-        self._changes += 1
+        self._changes += _CHANGES_OF_A_STEP
         self._running.begin_step()
 
     def end_step(self) -> None:
