@@ -11,6 +11,7 @@ import dis
 import inspect
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from importlib import import_module
 from typing import Any, Final
 
@@ -38,14 +39,18 @@ NAMES: Final = {
         "block_pool",
         "coordinator",
         "empty_kv_cache_blocks",
+        "enable_caching",
     ),
     "vllm.v1.core.sched.async_scheduler:AsyncScheduler": (),
     "vllm.v1.core.sched.request_queue:RequestQueue": (),
     "vllm.v1.core.sched.scheduler:Scheduler": (
+        "_preempt_request",
+        "connector",
         "finish_requests",
         "finished_req_ids",
         "has_unfinished_requests",
         "kv_cache_manager",
+        "kv_holding_waiting|_select_waiting_queue_for_scheduling",
         "kv_holding_waiting|skipped_waiting",
         "max_model_len",
         "max_num_running_reqs",
@@ -81,6 +86,7 @@ NAMES: Final = {
         "num_preemptions",
         "num_prompt_tokens",
         "num_tokens",
+        "num_tokens_with_spec",
         "pooling_params",
         "priority",
         "request_id",
@@ -167,6 +173,7 @@ def offers(owner: type, name: str) -> bool:
     )
 
 
+@cache
 def _assigned_by(constructor: Any) -> set[str]:
     code = getattr(inspect.unwrap(constructor), "__code__", None) if constructor else None
     steps = dis.get_instructions(code) if code else ()
@@ -176,33 +183,39 @@ def _assigned_by(constructor: Any) -> set[str]:
 def take_over_waiting(scheduler: Any, queue: Any) -> Any:
     """Let ``queue`` hold what waits; returns the engine's own queue of what holds KV blocks meanwhile.
 
-    From 0.31 on, vLLM keeps only the latter apart. Before, it had a second queue for all that was not
-    ready when it was looked at (for a grammar, an adapter), and served that queue first, whatever fitted.
+    From 0.31 on, vLLM keeps only the latter apart, and serves it first. Before, it had a second queue for all
+    that was not ready when it was looked at (for a grammar, an adapter), served first, whatever fitted; and
+    under a priority policy what holds blocks waited for what is more urgent, which may need those blocks.
     """
     scheduler.waiting = queue
     if hasattr(scheduler, "kv_holding_waiting"):
         return scheduler.kv_holding_waiting
     kind = type(scheduler.skipped_waiting)
     scheduler.skipped_waiting = type("KVHoldingQueue", (_KVHolding, kind), {})()
-    scheduler.skipped_waiting.rest = queue
+    scheduler.skipped_waiting.scheduler = scheduler
+    holders_first = {
+        "_select_waiting_queue_for_scheduling": lambda: scheduler.skipped_waiting or scheduler.waiting
+    }
+    vars(scheduler).update(holders_first)
     return scheduler.skipped_waiting
 
 
 class _KVHolding:
-    """Over a queue class of vLLM: keeps what holds KV blocks and hands on the rest."""
+    """Over a queue class of vLLM: keeps what holds KV blocks, hands on the rest to ``scheduler.waiting``."""
 
-    rest: Any
+    scheduler: Any
 
     def add_request(self, request: Any) -> None:
         if _holds_kv_blocks(request):
             super().add_request(request)  # type: ignore[misc]
         else:
-            self.rest.add_request(request)
+            self.scheduler.waiting.add_request(request)
 
     def prepend_requests(self, requests: Iterable[Any]) -> None:
         skipped = list(requests)
         super().prepend_requests([request for request in skipped if _holds_kv_blocks(request)])  # type: ignore[misc]
-        self.rest.prepend_requests([request for request in skipped if not _holds_kv_blocks(request)])
+        rest = [request for request in skipped if not _holds_kv_blocks(request)]
+        self.scheduler.waiting.prepend_requests(rest)
 
 
 def _holds_kv_blocks(request: Any) -> bool:

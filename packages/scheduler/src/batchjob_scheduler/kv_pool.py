@@ -25,7 +25,11 @@ class KVPool:
         self._count = coordinator.get_num_blocks_to_allocate
         self._arguments = inspect.signature(self._count).parameters.keys()
         self._max_tokens: int = scheduler.max_model_len
-        self._lookahead_tokens: int = scheduler.num_lookahead_tokens
+        self._slots_beyond: int = scheduler.num_lookahead_tokens
+        if scheduler.connector is not None or self._manager.enable_caching:
+            # A request that finds all but its last token in the KV cache is padded with drafts, which
+            # nothing that ends could make room for in an idle engine.
+            self._slots_beyond += scheduler.num_spec_tokens
         # vLLM's own block size is the least common multiple, that of a state all tokens of a sequence.
         self.block_size = gcd(*(group.block_size for group in coordinator.single_type_managers))
         # vLLM keeps one null block for itself.
@@ -38,7 +42,7 @@ class KVPool:
     def blocks_for(self, tokens: int) -> int:
         """The blocks of the pool that a request of so many tokens takes to be computed on."""
         # No slot is ever asked for beyond the longest sequence.
-        return self._blocks(tokens, min(tokens + self._lookahead_tokens, self._max_tokens))
+        return self._blocks(tokens, min(tokens + self._slots_beyond, self._max_tokens))
 
     def free_blocks(self, kept_free: int) -> int:
         """The blocks that can be allocated now, less ``kept_free`` of the pool."""

@@ -90,6 +90,7 @@ class _BatchJobAware(_SomeScheduler):
             priority_policy=self.scheduler_config.policy == "priority",
         )
         self._kv_holding = take_over_waiting(self, self._queue)
+        self._outgrown: dict[Any, int] = {}
         # A prompt that is not cut into chunks needs the whole budget.
         self._shapes_steps = config.step_shaping and self.scheduler_config.enable_chunked_prefill
         self._steps = 0
@@ -122,10 +123,8 @@ class _BatchJobAware(_SomeScheduler):
     def update_from_output(self, *args: Any, **kwargs: Any) -> dict[int, EngineCoreOutputs]:
         """Take in what the model computed; end what can never be served (P2)."""
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(*args, **kwargs)
-        for request in [*self._queue.unservable(), *self._unservable_holders()]:
-            # Output that is still in flight may end it regularly.
-            if not getattr(request, "num_in_flight_tokens", 0):
-                self._fail(cast("Request", request), outputs)
+        for request, tokens in self._unservable().items():
+            self._fail(request, tokens, outputs)
         self._settle_ended_requests()
         if self._unreported_ends and not self.has_unfinished_requests():
             self._report()
@@ -138,13 +137,28 @@ class _BatchJobAware(_SomeScheduler):
             self._report()
         super().shutdown()
 
-    def _unservable_holders(self) -> list[Request]:
-        """Those that wait beside our queue, since they hold blocks, for more than the pool has (P2)."""
-        return [
-            request
-            for request in self._kv_holding
-            if request.status in _READY and request.num_tokens > self._engine_view.max_request_tokens
-        ]
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        tokens = request.num_tokens_with_spec + request.num_output_placeholders
+        super()._preempt_request(request, *args, **kwargs)
+        # Where a KV connector hands blocks on, vLLM 0.27 drops the output in flight: if there is no room for
+        # it in the whole pool, the request is computed again up to there, and again, for ever.
+        handed_on = getattr(self, "requires_kv_delivery", False)
+        drops = handed_on and getattr(request, "num_stale_output_tokens", 0)
+        if drops and tokens > self._engine_view.max_request_tokens:
+            self._outgrown[request] = tokens
+
+    def _unservable(self) -> dict[Request, int]:
+        """What can never be served, and its tokens, which are more than the whole pool holds (P2)."""
+        most = self._engine_view.max_request_tokens
+        outgrown, self._outgrown = self._outgrown, {}
+        holders = [r for r in self._kv_holding if r.status in _READY and r.num_tokens > most]
+        too_large = {
+            cast("Request", request): request.num_tokens
+            for request in [*self._queue.unservable(), *holders]
+            # Output that is still in flight may end it regularly.
+            if not getattr(request, "num_in_flight_tokens", 0)
+        }
+        return too_large | {r: tokens for r, tokens in outgrown.items() if r.status in _READY}
 
     def _settle_ended_requests(self) -> None:
         # The set has no order of its own, and the average depends on the order of what it learns (Q5).
@@ -159,11 +173,11 @@ class _BatchJobAware(_SomeScheduler):
             for job in self._queue.jobs:
                 job.steps += job.running > 0
 
-    def _fail(self, request: Request, outputs: dict[int, EngineCoreOutputs]) -> None:
+    def _fail(self, request: Request, tokens: int, outputs: dict[int, EngineCoreOutputs]) -> None:
         pool = self._engine_view.pool
         reason = (
-            f"request {request.request_id} needs {pool.blocks_for(request.num_tokens)} "
-            f"KV cache blocks for its {request.num_tokens} tokens, "
+            f"request {request.request_id} needs {pool.blocks_for(tokens)} "
+            f"KV cache blocks for its {tokens} tokens, "
             f"the whole pool has {pool.usable_blocks} of {pool.block_size} tokens"
         )
         logger.error("%s: it is ended with an error, the others go on.", reason)

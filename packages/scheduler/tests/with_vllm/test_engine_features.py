@@ -271,6 +271,18 @@ def test_what_fits_only_without_look_ahead_slots_ends_with_an_error_and_the_othe
     assert e.outcomes["fits"].finish_reason == "stop"
 
 
+@pytest.mark.parametrize(("usable_blocks", "expected"), [(4, {"error": 2}), (5, {"stop": 2})])
+def test_no_request_waits_for_ever_for_the_drafts_that_it_is_padded_with(
+    make_engine, usable_blocks, expected
+):
+    """All but the last token are found in the cache, and vLLM pads what then computes a single token."""
+    e = make_engine(num_blocks=usable_blocks + 1, speculative_tokens=8, enable_prefix_caching=True)
+    for name in ("first", "second"):
+        e.submit(name, [7] * (3 * BLOCK + 1), 1)
+        e.run()
+    assert e.finish() == expected
+
+
 def test_look_ahead_slots_beyond_the_longest_sequence_are_not_asked_for(make_engine):
     e = make_engine(num_blocks=5, speculative_tokens=3, max_model_len=4 * BLOCK)
     e.submit("fits", 4 * BLOCK - 1, 1)
@@ -344,8 +356,8 @@ def loading(**script):
 
 @pytest.fixture
 def connected(make_engine):
-    def make(settings=None, policy="recompute", **options):
-        return make_engine(settings, kv_load_failure_policy=policy, **options)
+    def make(settings=None, policy="recompute", scheduling="fcfs", **options):
+        return make_engine(settings, kv_load_failure_policy=policy, policy=scheduling, **options)
 
     return make
 
@@ -389,6 +401,25 @@ def test_a_failed_load_is_computed_or_ends_its_request(connected, policy):
     e.finish_load("failing", failed=True)
     expected = {"stop": 2} if policy == "recompute" else {"stop": 1, "error": 1}
     assert e.finish() == expected
+
+
+def test_a_failed_load_goes_on_before_a_more_urgent_request_that_would_load(connected):
+    """vLLM keeps the blocks for the first one, and up to 0.30 looked at the second one first."""
+    e = connected(num_blocks=13, scheduling="priority")
+    e.submit("failing", 9 * BLOCK + 1, 3, priority=2, options=loading(tokens=6 * BLOCK, is_async=True))
+    e.step()
+    e.submit("urgent", 9 * BLOCK + 1, 3, priority=0, options=loading(tokens=6 * BLOCK, is_async=True))
+    e.finish_load("failing", failed=True)
+    assert e.finish() == {"stop": 2}
+
+
+def test_what_outgrows_the_pool_ends_with_an_error_though_its_last_output_is_dropped(connected):
+    """Where blocks are handed on, vLLM 0.27 drops what is in flight at a preemption and computes it anew."""
+    e = connected(num_blocks=3)
+    e.submit("outgrows", BLOCK, 3 * BLOCK)
+    e.submit("fits", BLOCK, 3)
+    assert e.finish() == {"error": 1, "stop": 1}
+    assert "the whole pool has 2 of 16 tokens" in e.outcomes["outgrows"].stop_reason
 
 
 def test_abort_while_loading_keeps_the_blocks_until_the_load_has_ended(connected):

@@ -14,18 +14,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from batchjob_scheduler.compat import offers
 from batchjob_scheduler.queue import BatchJobQueue
 from batchjob_scheduler.scheduler import BatchJobAwareAsyncScheduler, BatchJobAwareScheduler
 from batchjob_testkit.vllm_histories import History, run_histories
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(
-        not offers(Scheduler, "kv_holding_waiting"),
-        reason="the histories do not know the second queue that vLLM had before 0.31",
-    ),
-]
+pytestmark = pytest.mark.vllm
 
 CLASSES = pytest.mark.parametrize("scheduler_cls", [BatchJobAwareScheduler, BatchJobAwareAsyncScheduler])
 EVENTS = {"step", "submit", "abort", "finish_transfer", "compile_grammar", "reset_prefix_cache", "pause"}

@@ -57,7 +57,8 @@ class Pool:
     """The KV cache: ``usable_blocks`` of ``block_size`` tokens, of which ``free_blocks`` are free.
 
     A step computes at most ``step_tokens`` tokens of a request; ``lookahead_tokens`` are the slots
-    that speculative decoding asks for on top. At most ``max_running`` requests run at a time.
+    that speculative decoding asks for on top. At most ``max_running`` requests run at a time. With
+    ``padding_tokens`` drafts the engine may pad a request of which all but one token are in the KV cache.
     """
 
     usable_blocks: int
@@ -66,6 +67,7 @@ class Pool:
     step_tokens: int = 8192
     lookahead_tokens: int = 0
     max_running: int = 256
+    padding_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,15 +203,19 @@ def need_tokens(member: Member) -> int:
 
 
 def can_never_fit(member: Member, pool: Pool) -> bool:
-    """P2: prompt and output so far, with look-ahead slots, are more than the whole pool holds.
+    """P2: prompt and output so far, with padding and look-ahead slots, are more than the whole pool holds.
 
-    The engine would wait for room that there can never be, and what is behind it with it.
+    The engine would wait for room that there can never be, and what is behind it with it. Whether it pads a
+    request depends on what others left in the KV cache, so what the pool holds only unpadded cannot count on
+    being started.
 
     >>> member = Member(Request("a", "news", 33, max_tokens=8), arrival=0, ordinal=0)
     >>> can_never_fit(member, Pool(usable_blocks=2, free_blocks=0)), can_never_fit(member, Pool(3, 0))
     (True, False)
+    >>> can_never_fit(member, Pool(3, 0, lookahead_tokens=8, padding_tokens=8))
+    True
     """
-    slots = member.request.known_tokens + pool.lookahead_tokens
+    slots = member.request.known_tokens + pool.padding_tokens + pool.lookahead_tokens
     return blocks_for(slots, pool.block_size) > pool.usable_blocks
 
 

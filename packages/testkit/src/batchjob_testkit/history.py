@@ -139,9 +139,13 @@ def about(engine: FakeEngine) -> str:
 
     >>> about(FakeEngine(usable_blocks=20))
     '20 blocks of 16 tokens (20 free), 8192 tokens a step, 0 look-ahead tokens'
+    >>> about(FakeEngine(usable_blocks=20, lookahead_tokens=3, padding_tokens=2))
+    '20 blocks of 16 tokens (20 free), 8192 tokens a step, 3 look-ahead and 2 padding tokens'
     """
     pool = f"{engine.usable_blocks} blocks of {engine.block_size} tokens ({engine.free_blocks()} free)"
-    return f"{pool}, {engine.step_tokens} tokens a step, {engine.lookahead_tokens} look-ahead tokens"
+    padding = f" and {engine.padding_tokens} padding" if engine.padding_tokens else ""
+    beyond = f"{engine.lookahead_tokens} look-ahead{padding} tokens"
+    return f"{pool}, {engine.step_tokens} tokens a step, {beyond}"
 
 
 def rule_of(test_name: str) -> str:

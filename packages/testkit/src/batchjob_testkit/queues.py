@@ -87,6 +87,7 @@ class SpecQueue:
             step_tokens=engine.step_tokens,
             lookahead_tokens=engine.lookahead_tokens,
             max_running=engine.max_running,
+            padding_tokens=engine.padding_tokens,
         )
         self._state = queue.start(pool, settings, priority_policy)
         self.choose: Callable[[State], queue.Request | None] = queue.offer

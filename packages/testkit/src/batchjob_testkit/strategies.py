@@ -45,6 +45,7 @@ def engines(draw: st.DrawFn) -> FakeEngine:
         step_tokens=draw(st.sampled_from([16, 48, 8192])),
         lookahead_tokens=draw(st.sampled_from([0, 0, 3])),
         max_running=draw(st.sampled_from([256, 256, 3])),
+        padding_tokens=draw(st.sampled_from([0, 0, 2])),
     )
 
 

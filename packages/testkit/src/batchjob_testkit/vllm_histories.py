@@ -9,6 +9,10 @@ prefixes, name adapters, wait for grammars, load and send blocks, take turns. Af
 ledger is looked at, and with ``--rules`` the queue is in lockstep with the specification and every
 invariant of that holds. In the end each request has one outcome, with its tokens, and the pool is whole.
 
+Left out is what vLLM's own scheduler fails at: sessions beside drafts, loads that fail or several steps in
+flight; adapters and sliding windows beside several steps in flight; loads beside several KV cache groups; and
+in older versions what the flags below say.
+
 A failure prints the engine, what happened on it, and the command that makes it happen again.
 """
 
@@ -28,6 +32,7 @@ from vllm.config import SchedulerConfig
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from batchjob_spec.blocks import blocks_for
@@ -42,6 +47,10 @@ MOST_TOKENS = 60
 SHOWN_EVENTS = 60
 
 _HAS_WATERMARK = "watermark" in signature(SchedulerConfig).parameters
+_DRAFTS_IN_FLIGHT = hasattr(Scheduler, "_reserve_prefill_lookahead")
+"""Before 0.28, vLLM schedules a negative number of tokens with a draft in flight, and ends over it."""
+_DROPS_STALE_OUTPUT = "drop_stale_output" in signature(vars(Scheduler)["_preempt_request"]).parameters
+"""Before 0.27, vLLM repeats or loses what was in flight when its cache was reset under what ran."""
 
 
 class History:
@@ -172,11 +181,11 @@ class History:
         return name
 
     def _reset_prefix_cache(self) -> str:
-        # With blocks that are loaded vLLM refuses it, by an error.
-        running = not self.engine.loading_ids and not self._sessions and not self.engine.sending_ids
-        if running and self.options.kv_load_failure_policy is None:
-            return f"{self._scheduler.reset_prefix_cache(reset_running_requests=self._random.random() < 0.5)}"
-        return str(self._scheduler.reset_prefix_cache())
+        # Under blocks that are loaded or sent, or that a session keeps, vLLM refuses it, by an error.
+        held = self._sessions or self.options.kv_load_failure_policy
+        in_flight = self.engine.num_in_flight and not _DROPS_STALE_OUTPUT
+        under_what_runs = not held and not in_flight and self._random.random() < 0.5
+        return str(self._scheduler.reset_prefix_cache(reset_running_requests=under_what_runs))
 
     def _pause(self) -> str:
         state = self._random.choice([PauseState.UNPAUSED, PauseState.UNPAUSED, *PauseState])
@@ -212,7 +221,11 @@ class History:
             self._check_failure(request, outcome)
 
     def _check_failure(self, request: Any, outcome: Any) -> None:
-        slots = request.num_tokens + self._scheduler.num_lookahead_tokens
+        drafts = self._scheduler.num_spec_tokens
+        padding = drafts if self.options.enable_prefix_caching or self.options.kv_load_failure_policy else 0
+        # Where a connector hands blocks on, what is in flight at a preemption is lost.
+        lost = 1 + 2 * drafts if self.options.kv_load_failure_policy and self.options.async_scheduling else 0
+        slots = request.num_tokens + padding + lost + self._scheduler.num_lookahead_tokens
         too_large = blocks_for(slots, BLOCK) > self.options.usable_blocks
         failed_load = self.options.kv_load_failure_policy == "fail" and outcome.stop_reason is None
         assert too_large or failed_load, f"P2: {request.request_id} fits and failed with {outcome}"
@@ -268,11 +281,12 @@ def _options(random: Random, settings: Settings, *, is_async: bool) -> EngineOpt
     chunked = random.random() < 0.8
     step_tokens = random.choice([3, 8, 20, 64]) if chunked else 256
     connected = random.random() < 0.3
-    drafts = step_tokens > 6 and not connected and random.random() < 0.25
-    groups = (
-        ("full",) if connected else random.choice([("full",)] * 4 + [("full", "full"), ("full", "window:8")])
-    )
     in_flight = None if is_async else random.choice([1, 1, 2, 3])
+    one_step_at_a_time = in_flight in {None, 1}
+    drafts = step_tokens > 6 and (one_step_at_a_time or _DRAFTS_IN_FLIGHT) and random.random() < 0.25
+    prefix_caching = random.random() < 0.5
+    several_groups = not connected and random.random() < 0.4
+    alike = [] if prefix_caching else [("full", "full"), ("full", "mamba")]
     return EngineOptions(
         num_blocks=1 + random.choice([1, 2, 5, 12, 20, 30, 60]),
         block_size=BLOCK,
@@ -282,13 +296,15 @@ def _options(random: Random, settings: Settings, *, is_async: bool) -> EngineOpt
         policy=random.choice(["fcfs", "fcfs", "priority"]),
         enable_chunked_prefill=chunked,
         async_scheduling=is_async,
-        enable_prefix_caching=not drafts and random.random() < 0.5,
+        enable_prefix_caching=prefix_caching,
         batches_in_flight=in_flight,
         # How much a window holds follows from the batches that vLLM is configured to have in flight.
-        kv_groups=groups if in_flight in {None, 1} else ("full",),
+        kv_groups=random.choice([("full", "window:8"), *alike])
+        if several_groups and one_step_at_a_time
+        else ("full",),
         speculative_tokens=2 if drafts else 0,
         # What runs and is not in a step is not counted there by vLLM, which ends the engine over it.
-        max_loras=random.choice([0, 0, 1, 2]) if in_flight in {None, 1} and not connected else 0,
+        max_loras=random.choice([0, 0, 1, 2]) if one_step_at_a_time else 0,
         kv_load_failure_policy=random.choice(["recompute", "fail"]) if connected else None,
         scheduler_config={
             **({"watermark": random.choice([0.0, 0.0, 0.2])} if _HAS_WATERMARK else {}),

@@ -22,6 +22,8 @@ class SchedulerView:
         self.step_tokens: int = scheduler.max_num_scheduled_tokens
         self.lookahead_tokens: int = scheduler.num_lookahead_tokens
         self.max_running: int = scheduler.max_num_running_reqs
+        may_pad = scheduler.connector is not None or scheduler.kv_cache_manager.enable_caching
+        self.padding_tokens: int = scheduler.num_spec_tokens if may_pad else 0
 
     def free_blocks(self) -> int:
         """Blocks that can be allocated now; the watermark is kept free while others run."""

@@ -45,6 +45,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from batchjob_testkit.engines import (
     MAX_IDLE_STEPS,
@@ -216,6 +217,7 @@ def make_scheduler(scheduler_cls: type[Any], options: EngineOptions) -> Any:
     return scheduler
 
 
+@StructuredOutputGrammar.register
 class FakeGrammar:
     """A compiled grammar that accepts every token but one."""
 
@@ -274,6 +276,11 @@ class VirtualEngine:
         """Blocks that can be allocated now."""
         free: int = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         return free
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps whose output the scheduler has not seen yet."""
+        return len(self._in_flight)
 
     @property
     def running_ids(self) -> list[str]:

@@ -24,12 +24,14 @@ class FakeEngine:
         step_tokens: int = 8192,
         lookahead_tokens: int = 0,
         max_running: int = 256,
+        padding_tokens: int = 0,
     ) -> None:
         self.usable_blocks = usable_blocks
         self.block_size = block_size
         self.step_tokens = step_tokens
         self.lookahead_tokens = lookahead_tokens
         self.max_running = max_running
+        self.padding_tokens = padding_tokens
         self.kv_cache_manager = FakeKVCacheManager(FakeBlockPool(usable_blocks + 1), block_size)
         self._running: list[FakeRequest] = []
         self._withheld: list[int] = []
@@ -37,7 +39,7 @@ class FakeEngine:
     @property
     def max_request_tokens(self) -> int:
         """Prompt and output of the largest request that the empty pool can hold while it is computed."""
-        return self.usable_blocks * self.block_size - self.lookahead_tokens
+        return self.usable_blocks * self.block_size - self.padding_tokens - self.lookahead_tokens
 
     def free_blocks(self) -> int:
         """Blocks that can be allocated now."""
