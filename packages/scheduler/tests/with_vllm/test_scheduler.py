@@ -435,6 +435,21 @@ def test_the_report_says_what_each_job_did(engine, tmp_path, monkeypatch):
     assert report["steps"] == sum(bool(step) for step in e.steps)
 
 
+def test_each_rank_of_a_data_parallel_engine_writes_a_report_of_its_own(engine, tmp_path, monkeypatch):
+    path = tmp_path / "report.json"
+    monkeypatch.setenv("BATCHJOB_REPORT", str(path))
+    for rank in range(2):
+        e = engine()
+        monkeypatch.setattr(e.scheduler.vllm_config.parallel_config, "data_parallel_size", 2)
+        monkeypatch.setattr(e.scheduler.vllm_config.parallel_config, "data_parallel_rank", rank)
+        e.submit(tagged(f"of rank {rank}", 0), BLOCK, 10)
+        finish_all(e)
+    for rank in range(2):
+        (job,) = json.loads((tmp_path / f"report.json.{rank}").read_text(encoding="utf-8"))["jobs"]
+        assert job["job"] == f"of rank {rank}"
+    assert not path.exists()
+
+
 def test_a_report_that_cannot_be_written_ends_nothing(engine, tmp_path, monkeypatch):
     monkeypatch.setenv("BATCHJOB_REPORT", str(tmp_path / "missing" / "report.json"))
     e = engine()
