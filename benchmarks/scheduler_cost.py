@@ -1,8 +1,12 @@
 """``nox -s bench-scheduler``: what scheduling itself costs, ours beside vLLM's first come, first served.
 
 Prints the CPU time of a step and of the queue's own calls in it, of adding and of aborting a request, and
-the memory of a waiting request. Both are measured in turn in one process, so that ratios can be trusted
+the memory of a waiting request. All are measured in turn in one process, so that ratios can be trusted
 more than times.
+
+First come, first served runs requests in the order in which they were made, one beside the other in memory.
+Any other order costs time in all that looks at running requests, vLLM's own code included. So it is measured
+a second time over the same requests in a random order.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import logging
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from random import Random
 from statistics import median
 from typing import Any
@@ -28,12 +33,11 @@ from batchjob_testkit.fakes.request import FakeSamplingParams
 from batchjob_testkit.simulator.vllm_backend import VLLM_SCHEDULER, scheduler_class
 from batchjob_testkit.vllm_scheduler import EngineOptions, VirtualEngine
 
-SCHEDULERS = {"FCFS": VLLM_SCHEDULER, "ours": OURS}
 RUNNING = 256
 WARM_UP_STEPS = 30
 STEPS_PER_TURN = 20
-ADDED = 1000
-ABORTED = 20
+ADDED = ABORTED = 1000
+ABORT_SECONDS = 1.0
 
 
 class Stopwatch:
@@ -82,7 +86,7 @@ class MeasuredQueue:
 class Subject:
     """An engine with 256 running requests and many that wait; about two end at each step."""
 
-    def __init__(self, scheduler: str, waiting: int, jobs: int) -> None:
+    def __init__(self, scheduler: str, waiting: int, jobs: int, *, shuffled: bool = False) -> None:
         options = EngineOptions(
             num_blocks=100_001, max_num_seqs=RUNNING, max_num_batched_tokens=8192, max_model_len=1024
         )
@@ -98,6 +102,11 @@ class Subject:
         for number in range(RUNNING + waiting):
             name = f"#job_name[{number % jobs}]#{number}"
             self._engine.submit(name, 16, generator.randint(16, 240), max_tokens=1000)
+        if shuffled:
+            requests = [self.queue.pop_request() for _ in range(len(self.queue))]
+            generator.shuffle(requests)
+            for request in requests:
+                self.queue.add_request(request)
 
     def step(self, steps: int) -> None:
         """Make steps."""
@@ -120,29 +129,54 @@ def steps_table(waiting_numbers: list[int], jobs_numbers: list[int], turns: int)
     rows = []
     for waiting in waiting_numbers:
         for jobs in jobs_numbers:
-            subjects = {name: Subject(dotted, waiting, jobs) for name, dotted in SCHEDULERS.items()}
+            subjects = {
+                "FCFS": Subject(VLLM_SCHEDULER, waiting, jobs),
+                "shuffled": Subject(VLLM_SCHEDULER, waiting, jobs, shuffled=True),
+                "ours": Subject(OURS, waiting, jobs),
+            }
             for subject in subjects.values():
                 subject.step(WARM_UP_STEPS)
             taken: dict[str, list[tuple[float, float]]] = {name: [] for name in subjects}
-            gc.disable()
-            for _ in range(turns):
-                for name, subject in subjects.items():
-                    taken[name].append(subject.measure(STEPS_PER_TURN))
-            gc.enable()
-            first, ours = ([median(values) for values in zip(*taken[name], strict=True)] for name in subjects)
-            pairs = zip(taken["FCFS"], taken["ours"], strict=True)
-            ratios = sorted(mine / its for (its, _), (mine, _) in pairs)
+            with no_collection():
+                for _ in range(turns):
+                    for name, subject in subjects.items():
+                        taken[name].append(subject.measure(STEPS_PER_TURN))
+            steps = {name: [step for step, _ in taken[name]] for name in subjects}
             rows.append(
                 [
                     f"{waiting:,} of {jobs}",
-                    *(f"{value:.2f}" for value in (first[0], ours[0], median(ratios))),
-                    f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
-                    *(f"{value:.0f}" for value in (first[1], ours[1])),
+                    *(f"{median(steps[name]):.2f}" for name in subjects),
+                    *(spread(ratios(steps["ours"], steps[name]), 2) for name in ("FCFS", "shuffled")),
+                    *(f"{median(queue for _, queue in taken[name]):.0f}" for name in ("FCFS", "ours")),
                 ]
             )
             print(rows[-1], flush=True)
-    head = ["waiting requests of jobs", "FCFS ms", "ours ms", "ratio", "range", "queue FCFS µs", "ours µs"]
+    head = [
+        "waiting requests of jobs",
+        *("FCFS ms", "FCFS shuffled ms", "ours ms"),
+        *("ours / FCFS", "ours / FCFS shuffled"),
+        *("queue FCFS µs", "queue ours µs"),
+    ]
     return markdown(head, rows)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """What is measured within is not charged with the collection of garbage of all the rest."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def ratios(mine: list[float], its: list[float]) -> list[float]:
+    """Turn by turn, so that a change of the machine's speed is in both."""
+    return [m / i for m, i in zip(mine, its, strict=True)]
+
+
+def spread(values: list[float], digits: int) -> str:
+    """Median, least and most."""
+    return f"{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def queues() -> dict[str, Callable[[], Any]]:
@@ -164,16 +198,18 @@ def waiting_requests(count: int, jobs: int) -> list[FakeRequest]:
     ]
 
 
-def calls_table(waiting_numbers: list[int], jobs: int) -> str:
+def calls_table(waiting_numbers: list[int], jobs: int, turns: int) -> str:
     """What adding and aborting one of so many waiting requests takes, in µs."""
     rows = []
     for waiting in waiting_numbers:
         requests = waiting_requests(waiting + ADDED, jobs)
-        row = [f"{waiting:,}"]
-        for operation in (microseconds_to_add, microseconds_to_abort):
-            row += [f"{operation(make(), requests, waiting):.1f}" for make in queues().values()]
-        rows.append(row)
-        print(row, flush=True)
+        taken = [
+            spread([operation(make(), requests, waiting) for _ in range(turns)], 1)
+            for operation in (microseconds_to_add, microseconds_to_abort)
+            for make in queues().values()
+        ]
+        rows.append([f"{waiting:,}", *taken])
+        print(rows[-1], flush=True)
     return markdown(["waiting", "add: FCFS µs", "ours µs", "abort: FCFS µs", "ours µs"], rows)
 
 
@@ -181,10 +217,11 @@ def microseconds_to_add(queue: Any, requests: list[FakeRequest], waiting: int) -
     """The CPU time of one request more, in the mean over some."""
     for request in requests[:waiting]:
         queue.add_request(request)
-    start = time.thread_time()
-    for request in requests[waiting:]:
-        queue.add_request(request)
-    return 1e6 * (time.thread_time() - start) / ADDED
+    with no_collection():
+        start = time.thread_time()
+        for request in requests[waiting:]:
+            queue.add_request(request)
+        return 1e6 * (time.thread_time() - start) / ADDED
 
 
 def microseconds_to_abort(queue: Any, requests: list[FakeRequest], waiting: int) -> float:
@@ -192,13 +229,17 @@ def microseconds_to_abort(queue: Any, requests: list[FakeRequest], waiting: int)
     for request in requests[:waiting]:
         queue.add_request(request)
     end = getattr(queue, "end", None)
-    gone = Random(1).sample(requests[:waiting], ABORTED)
-    start = time.thread_time()
-    for request in gone:
-        queue.remove_requests({request})
-        if end is not None:
-            end(request.request_id, by_itself=False)
-    return 1e6 * (time.thread_time() - start) / ABORTED
+    gone = Random(1).sample(requests[:waiting], min(ABORTED, waiting // 2))
+    with no_collection():
+        start = time.thread_time()
+        seconds, aborted = 0.0, 0
+        while gone and seconds < ABORT_SECONDS:
+            request = gone.pop()
+            queue.remove_requests({request})
+            if end is not None:
+                end(request.request_id, by_itself=False)
+            seconds, aborted = time.thread_time() - start, aborted + 1
+        return 1e6 * seconds / aborted
 
 
 def memory_table(waiting: int, jobs_numbers: list[int]) -> str:
@@ -224,13 +265,14 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, nargs="+", default=[1000, 10_000, 100_000])
     parser.add_argument("--jobs", type=int, nargs="+", default=[1, 20, 200])
     parser.add_argument("--turns", type=int, default=15, help="of 20 steps each (default: %(default)s)")
+    parser.add_argument("--call-turns", type=int, default=5, help="when adding and aborting")
     parser.add_argument("--most-waiting", type=int, default=1_000_000, help="when adding and aborting")
     arguments = parser.parse_args()
     sizes = [size for size in (1000, 10_000, 100_000, 1_000_000) if size <= arguments.most_waiting]
     print("CPU time of a step with 256 running:\n")
     print(steps_table(arguments.waiting, arguments.jobs, arguments.turns))
     print("\nOne request more or less, 20 jobs:\n")
-    print(calls_table(sizes, jobs=20))
+    print(calls_table(sizes, jobs=20, turns=arguments.call_turns))
     print("\nMemory:\n")
     print(memory_table(min(100_000, arguments.most_waiting), arguments.jobs))
 

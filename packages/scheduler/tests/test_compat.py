@@ -36,7 +36,7 @@ def test_every_import_from_vllm_is_listed(module):
                 assert f"{node.module}:{alias.name}" in compat.NAMES
 
 
-@pytest.mark.parametrize("module", ["queue", "reservation", "jobs", "scheduler"])
+@pytest.mark.parametrize("module", ["queue", "running", "jobs", "scheduler"])
 def test_every_attribute_of_a_request_is_listed(module):
     read = read_from(parsed(module), "request", "entry.request")
     assert read

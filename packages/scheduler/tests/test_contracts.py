@@ -43,16 +43,19 @@ class ProductionReservation:
         self.config = BatchJobConfig(**asdict(settings))
 
     def next_step_blocks(self, request: FakeRequest) -> int:
-        return next_step_blocks(request, self.engine)
+        return next_step_blocks(request.num_tokens, request.num_computed_tokens, self.engine)
 
     def budget_tokens(self) -> int:
-        running = Running(self.engine, self.config, remaining=lambda _: 1)
+        running = Running(self.engine, self.config, end_of=lambda _: 1)
         running.look()
         return running.budget_blocks() * self.engine.block_size
 
     def predicted_peak_tokens(self, running: Sequence[HeldAndRemaining], candidate: HeldAndRemaining) -> int:
+        peak = PredictedPeak()
+        for member in running:
+            peak.add(*member)
         held, remaining = candidate
-        return held + PredictedPeak(running).beside(remaining)
+        return held + peak.beside(remaining)
 
 
 class TestBatchJobQueue(BlendingQueueContract):

@@ -6,7 +6,7 @@ import pytest
 
 from batchjob_scheduler.blend import Turns
 from batchjob_scheduler.config import BatchJobConfig
-from batchjob_scheduler.forecast import JobWork, RunningWork, forecast
+from batchjob_scheduler.forecast import JobWork, forecast
 from batchjob_scheduler.jobs import Job
 from batchjob_scheduler.pacing import MIN_PREFILL_TOKENS, step_tokens
 from batchjob_scheduler.queue import BatchJobQueue
@@ -14,7 +14,10 @@ from batchjob_testkit.fakes import FakeEngine, FakeRequest
 
 
 def job_work(waiting=0, prompt=100, mean=50, long=80, running=()):
-    return JobWork(waiting, waiting * prompt, mean, long, list(running))
+    work = JobWork(waiting, waiting * prompt, mean, long)
+    for request in running:
+        work.add_running(**request)
+    return work
 
 
 def test_slots_that_are_short_decide_how_long_it_takes():
@@ -34,7 +37,7 @@ def test_a_pool_that_is_short_decides_how_long_it_takes():
 
 
 def test_what_runs_decodes_the_rest_of_what_its_job_usually_does():
-    running = [RunningWork(known_tokens=120, uncomputed_tokens=0, output_tokens=20, max_tokens=1000)]
+    running = [{"known": 120, "uncomputed": 0, "output": 20, "max_tokens": 1000}]
     left = forecast({"a": job_work(running=running)}, slots=2, pool_tokens=10**6)
     assert left.decode_tokens == 30
     assert left.kv_token_steps == 30 * (120 + 15)
@@ -42,12 +45,12 @@ def test_what_runs_decodes_the_rest_of_what_its_job_usually_does():
 
 
 def test_what_has_outlasted_the_longest_still_decodes_a_share_of_what_it_has():
-    running = [RunningWork(known_tokens=300, uncomputed_tokens=0, output_tokens=200, max_tokens=1000)]
+    running = [{"known": 300, "uncomputed": 0, "output": 200, "max_tokens": 1000}]
     assert forecast({"a": job_work(running=running)}, slots=2, pool_tokens=10**6).steps == 0.3 * 200
 
 
 def test_nothing_decodes_beyond_its_cap():
-    running = [RunningWork(known_tokens=110, uncomputed_tokens=0, output_tokens=10, max_tokens=12)]
+    running = [{"known": 110, "uncomputed": 0, "output": 10, "max_tokens": 12}]
     left = forecast({"a": job_work(running=running)}, slots=2, pool_tokens=10**6)
     assert (left.decode_tokens, left.steps) == (2, 2)
 
@@ -60,7 +63,7 @@ def test_the_job_with_the_longest_path_is_critical():
 
 
 def test_prefill_is_what_waits_and_what_runs_and_is_not_computed():
-    running = [RunningWork(known_tokens=500, uncomputed_tokens=300, output_tokens=0, max_tokens=9)]
+    running = [{"known": 500, "uncomputed": 300, "output": 0, "max_tokens": 9}]
     assert forecast({"a": job_work(waiting=2, running=running)}, 2, 1000).prefill_tokens == 2 * 100 + 300
 
 
@@ -171,7 +174,7 @@ def test_in_thin_steps_a_job_far_ahead_waits_unless_the_engine_is_idle():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "steps"), [(64, 4), (1024, 32)], ids=["decoding counts", "mostly prefill"]
+    ("prompt", "steps"), [(64, 4), (1024, 64)], ids=["decoding counts", "mostly prefill"]
 )
 def test_free_slots_are_filled_soon_where_an_empty_one_is_lost(prompt, steps):
     # 60 of 64 slots are taken, and 640 requests of the only job, which is critical, wait.

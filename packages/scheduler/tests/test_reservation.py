@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 
 import batchjob_spec.reservation as spec
 from batchjob_scheduler.config import BatchJobConfig
-from batchjob_scheduler.reservation import PredictedPeak, attainable_tokens, next_step_blocks
+from batchjob_scheduler.reservation import LOOK_AHEAD_TOKENS, PredictedPeak, next_step_blocks
 from batchjob_scheduler.running import Running
 from batchjob_testkit.fakes import FakeRequest
+
+ALL = 10**9
+"""More than any request needs."""
+
+
+def some_end(request):
+    return 2 * request.num_tokens
 
 
 @dataclass
@@ -43,10 +50,14 @@ def running_requests(draw):
     return request
 
 
+def known_tokens(request):
+    return request.num_tokens + request.num_output_placeholders
+
+
 def expected_blocks(request, engine):
     return spec.next_step_blocks(
         request.num_computed_tokens,
-        request.num_tokens + request.num_output_placeholders,
+        known_tokens(request),
         engine.step_tokens,
         engine.lookahead_tokens,
         engine.block_size,
@@ -55,7 +66,8 @@ def expected_blocks(request, engine):
 
 @given(running_requests(), engines)
 def test_v1_both_count_the_same_blocks(request, engine):
-    assert next_step_blocks(request, engine) == expected_blocks(request, engine)
+    mine = next_step_blocks(known_tokens(request), request.num_computed_tokens, engine)
+    assert mine == expected_blocks(request, engine)
 
 
 @given(
@@ -80,27 +92,56 @@ members = st.tuples(st.integers(0, 500), st.integers(1, 50))
 @given(st.lists(members, max_size=10), members)
 def test_v5_both_predict_the_same_peak(running, candidate):
     held, remaining = candidate
-    peak = held + PredictedPeak(running).beside(remaining)
-    assert peak == spec.predicted_peak_tokens(running, candidate)
+    peak = PredictedPeak()
+    for member in running:
+        peak.add(*member)
+    assert held + peak.beside(remaining) == spec.predicted_peak_tokens(running, candidate)
+
+
+def expected_attainable(engine):
+    held = sum(
+        spec.blocks_for(
+            min(known_tokens(request), request.num_computed_tokens + engine.step_tokens), engine.block_size
+        )
+        for request in engine.runs
+    )
+    return spec.attainable_tokens(engine.free, held, engine.block_size)
+
+
+@given(
+    st.lists(running_requests(), max_size=8),
+    engines,
+    st.integers(0, 900),
+    st.integers(1, 300),
+    st.integers(1, LOOK_AHEAD_TOKENS),
+)
+def test_v5_both_find_room_for_the_same_requests(running, engine, free, need, remaining):
+    engine.free, engine.runs = free, running
+    size = engine.block_size
+    held = spec.blocks_for(need, size) * size
+    members = [
+        (
+            spec.blocks_for(known_tokens(request), size) * size,
+            spec.within_look_ahead(some_end(request) - known_tokens(request)),
+        )
+        for request in running
+    ]
+    fits = spec.predicted_peak_tokens(members, (held, remaining)) <= expected_attainable(engine)
+    for enough in (need, ALL):
+        assert (need <= look_at(engine).room_tokens(remaining, enough)) is fits
 
 
 @given(st.lists(running_requests(), max_size=8), engines, st.integers(0, 40))
 def test_v5_both_find_the_same_tokens_attainable(running, engine, free):
     engine.free, engine.runs = free, running
-    held = sum(
-        spec.blocks_for(min(known, request.num_computed_tokens + engine.step_tokens), engine.block_size)
-        for request in running
-        for known in [request.num_tokens + request.num_output_placeholders]
-    )
-    mine = attainable_tokens(free, look_at(engine).held_blocks, engine.block_size)
-    assert mine == spec.attainable_tokens(free, held, engine.block_size)
+    assert look_at(engine).attainable_tokens() == expected_attainable(engine)
 
 
 @given(st.lists(running_requests(), min_size=1, max_size=8), engines, st.integers(0, 8))
 def test_what_is_looked_at_once_a_step_is_what_a_look_at_everything_finds(running, engine, started_before):
     """Requests start one after the other within a step, and at its end all have computed."""
     engine.free, engine.runs = 40, running[:started_before]
-    within = Running(engine, BatchJobConfig(), remaining=lambda request: request.num_tokens)
+    within = Running(engine, BatchJobConfig(), end_of=some_end)
     within.begin_step()
     within.look()
     for request in running[started_before:]:
@@ -117,7 +158,7 @@ def test_what_is_looked_at_once_a_step_is_what_a_look_at_everything_finds(runnin
 @given(st.lists(running_requests(), min_size=2, max_size=8), engines)
 def test_what_no_longer_runs_is_not_counted(running, engine):
     engine.free, engine.runs = 40, running
-    within = Running(engine, BatchJobConfig(), remaining=lambda request: request.num_tokens)
+    within = Running(engine, BatchJobConfig(), end_of=some_end)
     within.begin_step()
     within.look()
     engine.runs = running[:-1]
@@ -126,7 +167,7 @@ def test_what_no_longer_runs_is_not_counted(running, engine):
 
 
 def look_at(engine, config=None):
-    running = Running(engine, config or BatchJobConfig(), remaining=lambda request: request.num_tokens)
+    running = Running(engine, config or BatchJobConfig(), end_of=some_end)
     running.look()
     return running
 
@@ -135,7 +176,8 @@ def assert_alike(within, engine):
     anew = look_at(engine)
     assert within.budget_blocks() == anew.budget_blocks()
     assert within.held_blocks == anew.held_blocks
-    assert [within.peak.beside(r) for r in (1, 30)] == [anew.peak.beside(r) for r in (1, 30)]
+    for remaining in (1, 30, 256):
+        assert within.room_tokens(remaining, ALL) == anew.room_tokens(remaining, ALL)
 
 
 @given(st.lists(members, max_size=8), members)

@@ -20,14 +20,19 @@ def test_a_job_of_one_length_is_predicted_that_length():
     assert estimator.predicted_tokens == 100
 
 
-def test_each_job_is_learnt_by_itself():
-    queue = BatchJobQueue(BatchJobConfig(), FakeEngine(usable_blocks=100))
-    for job, decoded in (("long", 500), ("short", 10)):
+@pytest.mark.parametrize(
+    ("max_jobs", "lengths"),
+    [(20, {"long": 500, "short": 10}), (0, {f"job {number}": number + 1 for number in range(50)})],
+    ids=["two of twenty", "without a limit"],
+)
+def test_each_job_is_learnt_by_itself(max_jobs, lengths):
+    queue = BatchJobQueue(BatchJobConfig(max_jobs=max_jobs), FakeEngine(usable_blocks=100))
+    for job, decoded in lengths.items():
         request = FakeRequest(f"#job_name[{job}]#1", num_prompt_tokens=8, max_tokens=600)
         queue.add_request(request)
         request.num_output_tokens = decoded
         queue.end(request.request_id, by_itself=True)
-    assert {job.name: job.estimator.predicted_tokens for job in queue.jobs} == {"long": 500, "short": 10}
+    assert {job.name: job.estimator.predicted_tokens for job in queue.jobs} == lengths
 
 
 @pytest.mark.parametrize("take", ["peek_request", "pop_request"])

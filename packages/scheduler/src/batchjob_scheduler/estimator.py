@@ -71,4 +71,4 @@ def remaining_tokens(total: int, output: int) -> int:
     >>> remaining_tokens(128, output=28), remaining_tokens(128, output=200)
     (100, 1)
     """
-    return max(total - output, 1)
+    return total - output if total > output else 1

@@ -30,17 +30,27 @@ class JobWork:
     mean_tokens: int
     long_tokens: int
     """What few requests of the job decode more than."""
-    running: list[RunningWork] = field(default_factory=list)
+    prefill_tokens: int = field(init=False)
+    decode_tokens: float = field(init=False)
+    kv_token_steps: float = field(init=False)
+    longest_steps: float = field(init=False, default=0.0)
+    """What the longest running request still takes."""
 
+    def __post_init__(self) -> None:
+        self.prefill_tokens = self.waiting_tokens
+        self.decode_tokens = float(self.waiting * self.mean_tokens)
+        mean = self.mean_tokens
+        self.kv_token_steps = self.waiting_tokens * mean + self.decode_tokens * mean / 2
 
-@dataclass(frozen=True, slots=True)
-class RunningWork:
-    """A running request, in tokens: all known, what of that is not computed, and output with its cap."""
-
-    known_tokens: int
-    uncomputed_tokens: int
-    output_tokens: int
-    max_tokens: int
+    def add_running(self, known: int, uncomputed: int, output: int, max_tokens: int) -> None:
+        """A running request, in tokens: all known, what of that is not computed, and output with its cap."""
+        cap = max_tokens - output
+        remaining = max(1, min(self.mean_tokens - output, cap))
+        self.prefill_tokens += uncomputed
+        self.decode_tokens += remaining
+        self.kv_token_steps += remaining * (known + remaining / 2)
+        longest = self.long_tokens - output if output < self.long_tokens else _BEYOND_LONG * output
+        self.longest_steps = max(self.longest_steps, min(longest, cap))
 
 
 @dataclass(frozen=True)
@@ -71,10 +81,7 @@ class Forecast:
     @cached_property
     def prefill_tokens(self) -> int:
         """What all requests still have to compute before they decode."""
-        return sum(
-            work.waiting_tokens + sum(request.uncomputed_tokens for request in work.running)
-            for work in self.work.values()
-        )
+        return sum(work.prefill_tokens for work in self.work.values())
 
     @cached_property
     def critical_waiting(self) -> tuple[int, int]:
@@ -103,13 +110,12 @@ def forecast(jobs: Mapping[str, JobWork], slots: int, pool_tokens: int) -> Forec
     decode_tokens = kv_token_steps = 0.0
     path_steps: dict[str, float] = {}
     for name, work in jobs.items():
-        decode, area, longest = _left_of(work)
-        decode_tokens += decode
-        kv_token_steps += area
+        decode_tokens += work.decode_tokens
+        kv_token_steps += work.kv_token_steps
+        path_steps[name] = work.longest_steps
         if work.waiting:
-            spread = max(decode / slots, area / max(1, pool_tokens))
-            longest = max(longest, spread + work.long_tokens)
-        path_steps[name] = longest
+            spread = max(work.decode_tokens / slots, work.kv_token_steps / max(1, pool_tokens))
+            path_steps[name] = max(work.longest_steps, spread + work.long_tokens)
     full_steps = max(1.0, decode_tokens / slots, kv_token_steps / max(1, pool_tokens))
     return Forecast(
         work=jobs,
@@ -119,19 +125,3 @@ def forecast(jobs: Mapping[str, JobWork], slots: int, pool_tokens: int) -> Forec
         concurrency=decode_tokens / full_steps,
         path_steps=path_steps,
     )
-
-
-def _left_of(work: JobWork) -> tuple[float, float, float]:
-    """Tokens to decode, tokens held times steps, and the steps that the longest running one takes."""
-    mean = work.mean_tokens
-    decode = float(work.waiting * mean)
-    area = work.waiting_tokens * mean + decode * mean / 2
-    longest = 0.0
-    for request in work.running:
-        cap = max(1, request.max_tokens - request.output_tokens)
-        remaining = max(1, min(mean - request.output_tokens, cap))
-        decode += remaining
-        area += remaining * (request.known_tokens + remaining / 2)
-        beyond = work.long_tokens - request.output_tokens
-        longest = max(longest, min(cap, beyond if beyond > 0 else _BEYOND_LONG * request.output_tokens))
-    return decode, area, longest

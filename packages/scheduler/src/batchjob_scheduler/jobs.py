@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
+from sys import intern
 from typing import Final
 
 from sortedcontainers import SortedList
@@ -36,7 +37,8 @@ def tagged_job(request_id: str) -> str | None:
     'news'
     """
     tag = _TAG.search(request_id)
-    return tag[1] if tag else None
+    # All requests of a job share the string.
+    return intern(tag[1]) if tag else None
 
 
 class Job:
@@ -45,6 +47,7 @@ class Job:
     __slots__ = (
         "appeared",
         "arrived",
+        "ends",
         "estimator",
         "finished",
         "name",
@@ -61,6 +64,8 @@ class Job:
         self.name = name
         self.appeared = appeared
         self.estimator = DecodeLengthEstimator(alpha)
+        # With how many tokens its running requests are predicted to end, until it learns more.
+        self.ends: dict[object, int] = {}
         self.arrived = 0
         self.running = 0
         self.started = 0
@@ -133,11 +138,11 @@ class JobTable:
             self._live_in_order.add(self._tracked[name].order_key)
         return self.placed(name)
 
-    def observe(self, name: str, decoded_tokens: int) -> None:
-        """A request of ``name`` ended by itself after ``decoded_tokens`` tokens (E2, E3)."""
-        job = self.placed(name)
+    def observe(self, job: Job, decoded_tokens: int) -> None:
+        """A request of a job ended by itself after ``decoded_tokens`` tokens (E2, E3)."""
         before = job.order_key
         job.estimator.observe(decoded_tokens)
+        job.ends.clear()
         if job.order_key != before and before in self._live_in_order:
             self._live_in_order.remove(before)
             self._live_in_order.add(job.order_key)

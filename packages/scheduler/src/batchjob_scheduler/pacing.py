@@ -19,7 +19,7 @@ MIN_PREFILL_TOKENS: Final = 32
 _MORE_THAN_EVEN: Final = 1.1
 """Above the even share, since what is spread too thin ends too late."""
 
-_STEPS_TO_FILL: Final = 32
+_STEPS_TO_FILL: Final = 64
 """Free slots and blocks are filled with critical work in about so many steps."""
 
 _STEPS_TO_FILL_SLOTS: Final = 4

@@ -24,6 +24,12 @@ from batchjob_scheduler.config import (
     without_section,
 )
 
+PLUGIN: Final = "batchjob"
+"""The name of the entry point."""
+
+FILTER: Final = "VLLM_PLUGINS"
+"""The variable with the names of all plug-ins that vLLM loads."""
+
 SYNC_CLASS: Final = "batchjob_scheduler.scheduler.BatchJobAwareScheduler"
 ASYNC_CLASS: Final = "batchjob_scheduler.scheduler.BatchJobAwareAsyncScheduler"
 
@@ -39,8 +45,8 @@ ASCEND_SCHEDULERS: Final = (
 
 _OURS: Final = (SYNC_CLASS, ASYNC_CLASS)
 _BALANCE_VARIABLE: Final = "VLLM_ASCEND_BALANCE_SCHEDULING"
-# What vllm-ascend takes for an absent limit of its dynamic batch.
-_NO_LIMIT: Final = -1
+# What vllm-ascend takes for no: a switch may be a text, and -1 is no limit of its dynamic batch.
+_OFF: Final = frozenset({"none", "false", "f", "no", "n", "off", "0", "-1"})
 
 _MARK: Final = "_batchjob_wrapped"
 
@@ -92,10 +98,43 @@ def settings_asked_for(additional_config: object, scheduler_cls: object) -> Batc
         _refuse_another_class(scheduler_cls, "--scheduler-cls")
         _refuse_another_scheduler(additional_config)
         return settings
+    _refuse_a_class_that_we_have_not(scheduler_cls)
     section = find_section(additional_config)
     if section is None:
         return BatchJobConfig() if _name(scheduler_cls) in _OURS else None
-    return parse_section(section) if scheduler_cls is not None and _is_ours(scheduler_cls) else None
+    return parse_section(section) if scheduler_cls is not None and is_ours(scheduler_cls) else None
+
+
+def is_left_out() -> bool:
+    """Whether the filter of vLLM's plug-ins leaves ours out."""
+    return FILTER in os.environ and PLUGIN not in os.environ[FILTER].split(",")
+
+
+def doubt_about_the_filter() -> str | None:
+    """What is lost if the filter leaves the plug-in out and our class is named."""
+    if not is_left_out():
+        return None
+    return (
+        f"{FILTER}={os.environ[FILTER]!r} leaves {PLUGIN} out: the scheduler is on by its name, but a "
+        "request that can never fit ends without its numbers, and no other scheduler beside it is refused"
+    )
+
+
+def doubt_about_the_class(name: str, *, is_made_for_async: bool, is_async: bool) -> str | None:
+    """What is lost under a class that does not go with the engine's scheduling.
+
+    Of our own two the plug-in takes the right one; a class that derives from one of them stays.
+    """
+    if is_made_for_async == is_async:
+        return None
+    on, right, loss = (
+        ("on", ASYNC_CLASS, "each step waits for the one before")
+        if is_async
+        else ("off", SYNC_CLASS, "with several pipeline stages a step may lack its last token")
+    )
+    return (
+        f"async scheduling is {on}, and {name} is not for that: {loss}; {right} is, and what derives from it"
+    )
 
 
 def _select(scheduler_config: Any, settings: BatchJobConfig) -> None:
@@ -103,19 +142,26 @@ def _select(scheduler_config: Any, settings: BatchJobConfig) -> None:
 
     Not in ``additional_config``: vllm-ascend checks that again in each process.
     """
-    _refuse_another_class(scheduler_config.scheduler_cls, "the platform's scheduler")
-    if scheduler_config.scheduler_cls is None:
+    chosen = scheduler_config.scheduler_cls
+    _refuse_another_class(chosen, "the platform's scheduler")
+    # Which of the two it must be is known only now, whichever the user has named.
+    if chosen is None or _name(chosen) in _OURS:
         scheduler_config.scheduler_cls = ASYNC_CLASS if scheduler_config.async_scheduling else SYNC_CLASS
     setattr(scheduler_config, SECTION, settings)
 
 
 def _refuse_another_class(chosen: object, source: str) -> None:
-    if chosen is not None and not _is_ours(chosen):
+    if chosen is not None and not is_ours(chosen):
         raise ConfigError(
             source,
             _name(chosen),
             f"none, or {SYNC_CLASS} or {ASYNC_CLASS}, while {SECTION}.enabled is true",
         )
+
+
+def _refuse_a_class_that_we_have_not(chosen: object) -> None:
+    if _name(chosen).startswith(f"{__package__}.") and not is_ours(chosen):
+        raise ConfigError("--scheduler-cls", _name(chosen), f"{SYNC_CLASS} or {ASYNC_CLASS}")
 
 
 def _refuse_another_scheduler(additional_config: object) -> None:
@@ -134,7 +180,7 @@ def _refuse_another_scheduler(additional_config: object) -> None:
 def _is_switched_on(value: object) -> bool:
     if isinstance(value, Mapping):
         value = value.get("enabled")
-    return value not in (None, False, _NO_LIMIT)
+    return str(value).lower() not in _OFF
 
 
 def _name(chosen: object) -> str:
@@ -143,7 +189,7 @@ def _name(chosen: object) -> str:
     return str(chosen)
 
 
-def _is_ours(chosen: object) -> bool:
+def is_ours(chosen: object) -> bool:
     """Whether it is one of our classes or derives from one; one that cannot be imported is not."""
     if _name(chosen) in _OURS:
         return True

@@ -8,6 +8,8 @@ preemption, the probes in the order of arrival, and for each job its requests so
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
+from sys import maxsize
 from typing import Final
 
 from sortedcontainers import SortedDict, SortedKeyList
@@ -15,10 +17,10 @@ from sortedcontainers import SortedDict, SortedKeyList
 from batchjob_scheduler.blend import Turns
 from batchjob_scheduler.config import BatchJobConfig
 from batchjob_scheduler.engine_view import EngineView, Request
-from batchjob_scheduler.estimator import DecodeLengthEstimator, held_between, remaining_tokens
-from batchjob_scheduler.forecast import Forecast, JobWork, RunningWork, forecast
+from batchjob_scheduler.estimator import held_between
+from batchjob_scheduler.forecast import Forecast, JobWork, forecast
 from batchjob_scheduler.jobs import DEFAULT_JOB, PROBES_PER_JOB, Job, JobTable, job_name
-from batchjob_scheduler.reservation import LOOK_AHEAD_TOKENS, attainable_tokens
+from batchjob_scheduler.reservation import LOOK_AHEAD_TOKENS, known_tokens, within_look_ahead
 from batchjob_scheduler.running import Running
 
 # A forecast changes little from one step or event to the next, and costs a look at all that runs.
@@ -32,27 +34,25 @@ class _Entry:
     """A live request with what the queue remembers of it until its end is reported."""
 
     __slots__ = (
-        "arrival",
         "counted_as_started",
+        "is_early",
+        "job",
         "job_name",
-        "need_tokens",
         "num_preemptions",
-        "ordinal",
         "preempted_at",
         "priority",
         "request",
         "runs",
+        "sort_key",
         "started",
         "waiting",
     )
 
-    def __init__(self, request: Request, job: str, arrival: int, priority: int, ordinal: int) -> None:
+    def __init__(self, request: Request, job_name: str, arrival: int, priority: int) -> None:
         self.request = request
-        self.job_name = job
-        self.arrival = arrival
+        self.job_name = job_name
         self.priority = priority
-        self.ordinal = ordinal
-        self.need_tokens = 0
+        self.sort_key = -arrival
         self.num_preemptions = 0
         self.preempted_at: int | None = None
         self.runs = False
@@ -60,17 +60,29 @@ class _Entry:
         self.counted_as_started = False
         self.waiting = False
 
+    @property
+    def arrival(self) -> int:
+        return -self.sort_key % _MOST_ARRIVALS
 
-def _by_need(entry: _Entry) -> int:
-    """By need; of equal needs the earliest arrival sorts last, as it is taken from the end.
+    @property
+    def need_tokens(self) -> int:
+        return -(-self.sort_key // _MOST_ARRIVALS)
 
-    One whole number takes less memory than a pair of them.
-    """
-    return entry.need_tokens * _MOST_ARRIVALS - entry.arrival
+    @need_tokens.setter
+    def need_tokens(self, tokens: int) -> None:
+        # One whole number takes less memory than two. Of equal needs the earliest arrival sorts last,
+        # as it is taken from the end.
+        self.sort_key = tokens * _MOST_ARRIVALS - self.arrival
+
+    def arrive_at(self, job: Job) -> None:
+        """Be scheduled under a job from now on, as the last of it to arrive."""
+        self.job = job
+        self.is_early = job.arrived < PROBES_PER_JOB
+        job.arrived += 1
 
 
-def _by_arrival(entry: _Entry) -> int:
-    return entry.arrival
+_by_need = attrgetter("sort_key")
+_by_arrival = attrgetter("arrival")
 
 
 class _Level:
@@ -90,7 +102,7 @@ class _Level:
         if entry.preempted_at is not None:
             self.preempted[entry.preempted_at] = entry
             return
-        if entry.ordinal < PROBES_PER_JOB:
+        if entry.is_early:
             self.probes[entry.arrival] = entry
         of_job = self.by_job.get(job.name)
         if of_job is None:
@@ -127,8 +139,9 @@ class BatchJobQueue:
         self._entries: dict[str, _Entry] = {}
         self._displaced: dict[str, set[_Entry]] = {}
         self._too_large: dict[str, _Entry] = {}
+        self._preempted: dict[str, _Entry] = {}
         self._offered: _Entry | None = None
-        self._running = Running(engine, config, self._remaining_of)
+        self._running = Running(engine, config, self._end_of)
         # What was chosen, and the state that it was chosen in; kept within a step.
         self._choice: _Entry | None = None
         self._chosen_in: tuple[int, int, int] | None = None
@@ -141,7 +154,6 @@ class BatchJobQueue:
         self._preemptions = 0
         # Of those that started only, so that what waits takes little memory.
         self._just_preempted: set[_Entry] = set()
-        self._predictions: dict[_Entry, tuple[DecodeLengthEstimator, int, int]] = {}
         self._strides: dict[_Entry, float] = {}
 
     # --- what the engine calls --------------------------------------------------------------------
@@ -156,7 +168,7 @@ class BatchJobQueue:
         """All that wait, in order, whether they fit or not."""
         self._running.look()
         for level in self._levels.values():
-            probes = [entry for entry in level.probes.values() if self._is_probe(entry)]
+            probes = [entry for entry in level.probes.values() if entry.job.is_probing]
             for entry in (*level.preempted.values(), *probes):
                 yield entry.request
             for of_job in self._jobs_in_order(level, self._running.budget_blocks()):
@@ -232,7 +244,7 @@ class BatchJobQueue:
         entry = self._entries.get(request_id)
         if entry is not None:
             if by_itself:
-                self.jobs.observe(entry.job_name, entry.request.num_output_tokens)
+                self.jobs.observe(entry.job, entry.request.num_output_tokens)
             self._end(entry)
 
     def begin_step(self) -> None:
@@ -247,12 +259,10 @@ class BatchJobQueue:
 
     def unservable(self) -> list[Request]:
         """The waiting requests that even the empty pool cannot hold (P2)."""
-        return [entry.request for entry in self._too_large.values()] + [
-            entry.request
-            for level in self._levels.values()
-            for entry in level.preempted.values()
-            if entry.request.num_tokens > self._engine.max_request_tokens
-        ]
+        most = self._engine.max_request_tokens
+        # What was preempted may still grow, by output that was in flight.
+        candidates = (*self._too_large.values(), *self._preempted.values())
+        return [entry.request for entry in candidates if entry.request.num_tokens > most]
 
     def live_requests(self, request_ids: Iterable[str]) -> list[Request]:
         """Those requests whose end was not reported yet, in their order of arrival."""
@@ -263,7 +273,8 @@ class BatchJobQueue:
         """The rest of the batch, predicted anew every few steps and events."""
         if self._forecast is None or self._changes >= self._forecast_at + _CHANGES_TO_A_FORECAST:
             self._running.look()
-            self._forecast = forecast(self._work_left(), self._engine.max_running, self._attainable_tokens())
+            pool_tokens = self._running.attainable_tokens()
+            self._forecast = forecast(self._work_left(), self._engine.max_running, pool_tokens)
             self._forecast_at = self._changes
         return self._forecast
 
@@ -277,11 +288,10 @@ class BatchJobQueue:
         for request in self._engine.running():
             entry = self._entries.get(request.request_id)
             if entry is not None:
-                output = request.num_output_tokens + request.num_output_placeholders
-                known = request.num_tokens + request.num_output_placeholders
-                of_job = work[self.jobs.placed(entry.job_name).name]
+                known = known_tokens(request)
                 uncomputed = max(0, known - request.num_computed_tokens - 1)
-                of_job.running.append(RunningWork(known, uncomputed, output, request.max_tokens))
+                output = known - request.num_prompt_tokens
+                work[entry.job.name].add_running(known, uncomputed, output, request.max_tokens)
         return work
 
     # --- the choice -------------------------------------------------------------------------------
@@ -313,36 +323,32 @@ class BatchJobQueue:
     def _first_that_fits(self, level: _Level, limit_tokens: int, budget: int) -> _Entry | None:
         for entry in level.preempted.values():
             need = entry.request.num_tokens - entry.request.num_computed_tokens
-            if need <= limit_tokens and need <= self._room(entry):
+            if need <= limit_tokens and need <= self._room(entry, need):
                 return entry
         for entry in level.probes.values():
             need = entry.need_tokens
-            if need <= limit_tokens and self._is_probe(entry) and need <= self._room(entry):
+            if need <= limit_tokens and entry.job.is_probing and need <= self._room(entry, need):
                 return entry
         for of_job in self._jobs_in_order(level, budget):
-            shortest: _Entry = of_job[0]
+            shortest, longest = of_job[0], of_job[-1]
             if shortest.need_tokens <= limit_tokens:
-                within = min(limit_tokens, self._room(shortest))
-                longest = of_job.bisect_key_right(within * _MOST_ARRIVALS) - 1
-                if longest >= 0:
-                    chosen: _Entry = of_job[longest]
+                most = min(longest.need_tokens, limit_tokens)
+                within = min(most, self._room(longest, most))
+                fitting = of_job.bisect_key_right(within * _MOST_ARRIVALS)
+                if fitting:
+                    chosen: _Entry = of_job[fitting - 1]
                     return chosen
         return None
 
-    def _room(self, entry: _Entry) -> int:
+    def _room(self, entry: _Entry, enough: int) -> int:
         """The tokens that a request may need, for the predicted peak to stay within the pool (V5, P4).
 
-        For what waits and was not preempted it is the same throughout a job.
+        For what waits and was not preempted it is the same throughout a job. It may be told as less than
+        it is if it is ``enough``.
         """
-        size = self._engine.block_size
         if not self._engine.running() or not (self._config.look_ahead or entry in self._just_preempted):
             return self._engine.max_request_tokens
-        room = self._attainable_tokens() - self._running.peak.beside(self._remaining(entry))
-        return room // size * size
-
-    def _attainable_tokens(self) -> int:
-        engine = self._engine
-        return attainable_tokens(engine.free_blocks(), self._running.held_blocks, engine.block_size)
+        return self._running.room_tokens(self._remaining(entry), enough)
 
     def _jobs_in_order(self, level: _Level, budget: int) -> Iterator[SortedKeyList[_Entry, int]]:
         if self._turns is not None:
@@ -359,32 +365,29 @@ class BatchJobQueue:
             if of_job is not None:
                 yield of_job
 
-    def _is_probe(self, entry: _Entry) -> bool:
-        return self.jobs.placed(entry.job_name).is_probing
-
     def _remaining(self, entry: _Entry) -> int:
         """What a waiting request is predicted to decode within the look-ahead."""
         if entry.preempted_at is not None:
-            return self._remaining_of(entry.request)
-        estimator = self.jobs.placed(entry.job_name).estimator
-        if not estimator.observations:
-            return LOOK_AHEAD_TOKENS
-        return min(remaining_tokens(estimator.predicted_tokens, 0), LOOK_AHEAD_TOKENS)
+            return within_look_ahead(self._end_of(entry.request), known_tokens(entry.request))
+        estimator = entry.job.estimator
+        return (
+            within_look_ahead(estimator.predicted_tokens, 0) if estimator.observations else LOOK_AHEAD_TOKENS
+        )
 
-    def _remaining_of(self, request: Request) -> int:
-        """What a request that has started still decodes; one of an unknown job goes on to its cap."""
+    def _end_of(self, request: Request) -> int:
+        """With how many tokens a request that has started ends; one of an unknown job goes on to its cap."""
         entry = self._entries.get(request.request_id)
         if entry is None:
-            return LOOK_AHEAD_TOKENS
-        estimator = self.jobs.placed(entry.job_name).estimator
-        known = self._predictions.get(entry)
-        if known is None or known[0] is not estimator or known[1] != estimator.observations:
+            return maxsize
+        end = entry.job.ends.get(entry)
+        if end is None:
+            estimator = entry.job.estimator
             predicted = estimator.predicted_tokens if estimator.observations else request.max_tokens
             at_least = getattr(request.sampling_params, "min_tokens", 0) or 0
-            tokens = held_between(predicted, at_least, request.max_tokens)
-            known = self._predictions[entry] = (estimator, estimator.observations, tokens)
-        decoded = request.num_output_tokens + request.num_output_placeholders
-        return min(remaining_tokens(known[2], decoded), LOOK_AHEAD_TOKENS)
+            end = request.num_prompt_tokens + held_between(predicted, at_least, request.max_tokens)
+            if not getattr(request, "resumable", False):  # the next turn of a session may be longer
+                entry.job.ends[entry] = end
+        return end
 
     # --- bookkeeping ------------------------------------------------------------------------------
 
@@ -400,9 +403,9 @@ class BatchJobQueue:
         name = job_name(request)
         job = self.jobs.arrive(name)
         priority = request.priority if self._priority_policy else 0
-        entry = _Entry(request, name, self._arrivals, priority, job.arrived)
+        entry = _Entry(request, name, self._arrivals, priority)
+        entry.arrive_at(job)
         self._arrivals += 1
-        job.arrived += 1
         self._entries[request.request_id] = entry
         if self.jobs.is_displaced(name):
             self._displaced.setdefault(name, set()).add(entry)
@@ -415,13 +418,15 @@ class BatchJobQueue:
         entry.waiting = True
         entry.need_tokens = request.num_tokens - request.num_computed_tokens
         self._waiting += 1
-        if entry.preempted_at is None and request.num_tokens > self._engine.max_request_tokens:
+        if entry.preempted_at is not None:
+            self._preempted[request.request_id] = entry
+        elif request.num_tokens > self._engine.max_request_tokens:
             self._too_large[request.request_id] = entry
             return
         level = self._levels.get(entry.priority)
         if level is None:
             level = self._levels[entry.priority] = _Level()
-        job = self.jobs.placed(entry.job_name)
+        job = entry.job
         if self._turns is not None and not job.waiting:
             self._turns.join(job)
         job.count_waiting(1, entry.need_tokens)
@@ -435,8 +440,9 @@ class BatchJobQueue:
         self._waiting -= 1
         if self._too_large.pop(entry.request.request_id, None) is not None:
             return
+        self._preempted.pop(entry.request.request_id, None)
         level = self._levels[entry.priority]
-        job = self.jobs.placed(entry.job_name)
+        job = entry.job
         job.count_waiting(-1, -entry.need_tokens)
         level.discard(entry, job)
         if not level:
@@ -447,25 +453,26 @@ class BatchJobQueue:
         entry.preempted_at = self._preemptions
         self._just_preempted.add(entry)
         self._preemptions += 1
-        self.jobs.placed(entry.job_name).preemptions += 1
+        entry.job.preemptions += 1
 
     def _count_running(self, entry: _Entry, runs: bool) -> None:
-        self.jobs.placed(entry.job_name).running += runs - entry.runs
+        entry.job.running += runs - entry.runs
+        entry.job.ends.pop(entry, None)
         entry.runs = runs
 
     def _count_started(self, entry: _Entry) -> None:
         if self._turns is not None and entry.preempted_at is None:
-            self._strides[entry] = self._turns.take(self.jobs.placed(entry.job_name), self.forecast())
+            self._strides[entry] = self._turns.take(entry.job, self.forecast())
         entry.counted_as_started = not entry.started
         if not entry.started:
             entry.started = True
-            self.jobs.placed(entry.job_name).started += 1
+            entry.job.started += 1
 
     def _uncount_started(self, entry: _Entry) -> None:
-        self.jobs.placed(entry.job_name).turn -= self._strides.pop(entry, 0.0)
+        entry.job.turn -= self._strides.pop(entry, 0.0)
         if entry.counted_as_started:
             entry.started = entry.counted_as_started = False
-            job = self.jobs.placed(entry.job_name)
+            job = entry.job
             job.started = max(0, job.started - 1)
 
     def _end(self, entry: _Entry) -> None:
@@ -473,14 +480,13 @@ class BatchJobQueue:
             self._take_out(entry)
         self._count_running(entry, False)
         del self._entries[entry.request.request_id]
-        self.jobs.placed(entry.job_name).finished += 1
+        entry.job.finished += 1
         displaced = self._displaced.get(entry.job_name)
         if displaced is not None:
             displaced.discard(entry)
             if not displaced:
                 del self._displaced[entry.job_name]
         self._just_preempted.clear()
-        self._predictions.pop(entry, None)
         self._strides.pop(entry, None)
         self._changes += 1
         for name in self.jobs.leave(entry.job_name):
@@ -495,10 +501,10 @@ class BatchJobQueue:
                 self._levels[entry.priority].discard(entry, shared)
                 shared.count_waiting(-1, -entry.need_tokens)
                 job.count_waiting(1, entry.need_tokens)
-            entry.ordinal = job.arrived
-            job.arrived += 1
+            entry.arrive_at(job)
             job.started += entry.started
             shared.running -= entry.runs
+            shared.ends.pop(entry, None)
             job.running += entry.runs
             if in_level:
                 self._levels[entry.priority].insert(entry, job)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterable
 from itertools import accumulate
-from itertools import count as count_from
 from typing import Final
 
 from batchjob_scheduler.engine_view import EngineView, Request
+from batchjob_scheduler.estimator import remaining_tokens
 
 LOOK_AHEAD_TOKENS: Final = 256
 """How far ahead the peak is predicted, in tokens of each request."""
@@ -19,11 +17,19 @@ def blocks_for(tokens: int, block_size: int) -> int:
     return (tokens + block_size - 1) // block_size
 
 
-def next_step_blocks(request: Request, engine: EngineView) -> int:
-    """The blocks that a running request adds in the step after the current one (V1)."""
+def known_tokens(request: Request) -> int:
+    """Prompt and output so far, with the output that is still computed."""
+    return request.num_tokens + request.num_output_placeholders
+
+
+def within_look_ahead(end: int, known: int) -> int:
+    """What a request still decodes of those tokens with which it ends, as far as is looked ahead (E5, V5)."""
+    return min(remaining_tokens(end, known), LOOK_AHEAD_TOKENS)
+
+
+def next_step_blocks(known: int, computed: int, engine: EngineView) -> int:
+    """The blocks that a running request of so many tokens adds in the step after the current one (V1)."""
     limit, size = engine.step_tokens, engine.block_size
-    known = request.num_tokens + request.num_output_placeholders
-    computed = request.num_computed_tokens
     if known <= computed + limit:
         # It has caught up then and computes one new token, which needs a block if the last is full.
         return 0 if (known + engine.lookahead_tokens) % size else 1
@@ -45,41 +51,35 @@ def attainable_tokens(free_blocks: int, held_by_running: int, block_size: int) -
 class PredictedPeak:
     """What the running requests are predicted to hold together as they end one after the other (V5).
 
-    >>> peak = PredictedPeak([(100, 10)])
+    >>> peak = PredictedPeak()
+    >>> peak.add(held=100, remaining=10)
     >>> peak.beside(4), peak.beside(30)   # 100 + 2 * 4 when it ends first, 100 + 2 * 10 before it does
     (108, 120)
     """
 
-    def __init__(self, members: Iterable[tuple[int, int]]) -> None:
-        """``members`` are pairs of held and remaining tokens."""
-        self._longest_first = sorted(members, key=_by_negative_remaining)
-        self._held_before: list[int] = []
-        self._most_from: list[int] = []
+    def __init__(self) -> None:
+        # Of the requests that end after so many tokens each: what they hold now, and how many they are.
+        self._held = [0] * (LOOK_AHEAD_TOKENS + 1)
+        self._ending = [0] * (LOOK_AHEAD_TOKENS + 1)
+        self._most_until: list[int] = []
 
     def add(self, held: int, remaining: int) -> None:
         """One more request runs."""
-        insort(self._longest_first, (held, remaining), key=_by_negative_remaining)
-        self._held_before.clear()
+        self._held[remaining] += held
+        self._ending[remaining] += 1
+        self._most_until.clear()
 
     def beside(self, remaining: int) -> int:
         """The peak until one more request with so many remaining tokens ends, without what it holds now."""
-        if not self._held_before:
+        if not self._most_until:
             self._add_up()
-        longer = bisect_left(self._longest_first, -remaining, key=_by_negative_remaining)
-        at_its_end = self._held_before[longer] + (longer + 1) * remaining
-        return max(at_its_end, self._most_from[longer])
+        return self._most_until[remaining]
 
     def _add_up(self) -> None:
-        self._held_before = [0, *accumulate(held for held, _ in self._longest_first)]
-        # What they hold at each end, were one more request there that has just begun to hold tokens.
-        at_ends = [
-            together + (count + 1) * remaining
-            for count, together, (_, remaining) in zip(
-                count_from(1), self._held_before[1:], self._longest_first, strict=False
-            )
+        held_by_rest = accumulate(reversed(self._held))
+        rest = accumulate(reversed(self._ending))
+        tokens = range(LOOK_AHEAD_TOKENS, -1, -1)
+        together = [
+            held + (count + 1) * each for held, count, each in zip(held_by_rest, rest, tokens, strict=True)
         ]
-        self._most_from = [0, *accumulate(reversed(at_ends), max)][::-1]
-
-
-def _by_negative_remaining(member: tuple[int, int]) -> int:
-    return -member[1]
+        self._most_until = list(accumulate(reversed(together), max))

@@ -6,7 +6,14 @@ from collections.abc import Callable, Sequence
 
 from batchjob_scheduler.config import BatchJobConfig
 from batchjob_scheduler.engine_view import EngineView, Request
-from batchjob_scheduler.reservation import PredictedPeak, blocks_for, next_step_blocks
+from batchjob_scheduler.reservation import (
+    PredictedPeak,
+    attainable_tokens,
+    blocks_for,
+    known_tokens,
+    next_step_blocks,
+    within_look_ahead,
+)
 
 
 class Running:
@@ -16,17 +23,16 @@ class Running:
     stays as it is, and only a request that started since is new. Otherwise everything is looked at anew.
     """
 
-    def __init__(
-        self, engine: EngineView, config: BatchJobConfig, remaining: Callable[[Request], int]
-    ) -> None:
-        """``remaining`` predicts the tokens that a running request still decodes, within the look-ahead."""
+    def __init__(self, engine: EngineView, config: BatchJobConfig, end_of: Callable[[Request], int]) -> None:
+        """``end_of`` predicts with how many tokens a running request ends."""
         self._engine = engine
         self._margin = config.reserve_margin_blocks
         self._limit = config.reserve_max_blocks
-        self._remaining = remaining
+        self._end_of = end_of
         self.in_step = False
         """Whether the engine is deciding on a step."""
         self._counted: list[Request] = []
+        self._known: list[int] = []
 
     def begin_step(self) -> None:
         """The engine decides on a step: until it has, nothing is computed."""
@@ -42,32 +48,52 @@ class Running:
         running, counted = self._engine.running(), self._counted
         kept = self.in_step and counted and len(running) >= len(counted)
         if not kept or running[len(counted) - 1] is not counted[-1]:
-            self._counted = counted = []
+            self._counted, self._known = [], []
             self.reserve_blocks = min(self._margin, self._limit)
             """V2"""
             self.held_blocks = 0
             """What they hold together once this step is computed."""
-            self.peak = PredictedPeak(self._count(running))
-            """V5"""
-        for held, remaining in self._count(running[len(counted) :]):
-            self.peak.add(held, remaining)
+            self._known_blocks = 0
+            self._in_peak = 0
+            self._peak = PredictedPeak()
+        self._count(running[len(self._counted) :])
 
     def budget_blocks(self) -> int:
         """The blocks that new work may take (V3)."""
         return max(0, self._engine.free_blocks() - self.reserve_blocks)
 
-    def _count(self, requests: Sequence[Request]) -> list[tuple[int, int]]:
-        """Count requests in; returns what the peak needs of each, held and remaining tokens."""
+    def attainable_tokens(self) -> int:
+        """What they and a new one may hold together (V5)."""
+        return attainable_tokens(self._engine.free_blocks(), self.held_blocks, self._engine.block_size)
+
+    def room_tokens(self, remaining: int, enough: int) -> int:
+        """What one more request may need that decodes so many tokens (V5), or ``enough`` or more of it."""
+        size, attainable = self._engine.block_size, self.attainable_tokens()
+        # When each of them ends need only be known if it is not enough that none ends before the new one.
+        at_most = self._known_blocks * size + (len(self._counted) + 1) * remaining
+        room = (attainable - at_most) // size * size
+        return room if room >= enough else (attainable - self._peak_beside(remaining)) // size * size
+
+    def _peak_beside(self, remaining: int) -> int:
+        size, first = self._engine.block_size, self._in_peak
+        for request, known in zip(self._counted[first:], self._known[first:], strict=True):
+            self._peak.add(blocks_for(known, size) * size, within_look_ahead(self._end_of(request), known))
+        self._in_peak = len(self._counted)
+        return self._peak.beside(remaining)
+
+    def _count(self, requests: Sequence[Request]) -> None:
         engine, size, step_tokens = self._engine, self._engine.block_size, self._engine.step_tokens
-        members = []
+        known_blocks = held_blocks = reserve = 0
         for request in requests:
-            known = request.num_tokens + request.num_output_placeholders
+            known, computed = known_tokens(request), request.num_computed_tokens
+            self._known.append(known)
             blocks = blocks_for(known, size)
-            members.append((blocks * size, self._remaining(request)))
-            after_this_step = request.num_computed_tokens + step_tokens
-            self.held_blocks += blocks if known <= after_this_step else blocks_for(after_this_step, size)
-            if self.reserve_blocks < self._limit:
-                needed = self.reserve_blocks + next_step_blocks(request, engine)
-                self.reserve_blocks = min(needed, self._limit)
+            known_blocks += blocks
+            after_this_step = computed + step_tokens
+            held_blocks += blocks if known <= after_this_step else blocks_for(after_this_step, size)
+            if reserve < self._limit:
+                reserve += next_step_blocks(known, computed, engine)
+        self._known_blocks += known_blocks
+        self.held_blocks += held_blocks
+        self.reserve_blocks = min(self.reserve_blocks + reserve, self._limit)
         self._counted += requests
-        return members

@@ -23,6 +23,7 @@ from batchjob_scheduler.compat import check_engine, take_over_waiting
 from batchjob_scheduler.config import settings_of
 from batchjob_scheduler.kv_pool import KVPool
 from batchjob_scheduler.pacing import step_tokens
+from batchjob_scheduler.plugin import doubt_about_the_class, doubt_about_the_filter
 from batchjob_scheduler.queue import BatchJobQueue
 from batchjob_scheduler.report import Report
 
@@ -56,7 +57,9 @@ class _EngineView:
         self.block_size = self.pool.block_size
         self.max_request_tokens = self.pool.max_request_tokens
         self.step_tokens: int = scheduler.max_num_scheduled_tokens
-        self.max_running: int = scheduler.max_num_running_reqs
+        slots: int = scheduler.max_num_running_reqs
+        # From 0.32 on fewer may be admitted than there are slots.
+        self.max_running: int = getattr(scheduler, "max_num_active_reqs", slots)
         self.lookahead_tokens: int = scheduler.num_lookahead_tokens
 
     def free_blocks(self) -> int:
@@ -94,8 +97,14 @@ class _BatchJobAware(_SomeScheduler):
         self._last_report_seconds: float | None = None
         self._unreported_ends = 0
         logger.info("Batch-job-aware scheduler is on (%s): %s", type(self).__name__, config)
-        if untested:
-            logger.warning("%s", untested)
+        misfit = doubt_about_the_class(
+            type(self).__name__,
+            is_made_for_async=isinstance(self, AsyncScheduler),
+            is_async=bool(self.scheduler_config.async_scheduling),
+        )
+        for doubt in (untested, misfit, doubt_about_the_filter()):
+            if doubt is not None:
+                logger.warning("%s", doubt)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """One step of vLLM's scheduler, over a queue that knows what has ended since the last."""

@@ -30,7 +30,13 @@ DOCUMENTED = {
     "low_available_tokens_threshold": 2048,
     "short_decode_token_threshold": 32,
 }
-BEYOND_THE_GUIDE = {"ewma_alpha": 0.2, "order": "blend", "look_ahead": False, "step_shaping": False}
+BEYOND_THE_GUIDE = {
+    "ewma_alpha": 0.2,
+    "order": "blend",
+    "look_ahead": False,
+    "step_shaping": False,
+    "guide_only": True,
+}
 
 
 def nested(**settings):
@@ -114,10 +120,26 @@ def test_no_key_of_ours_was_left_out_above():
     assert {"enabled", *DOCUMENTED, *BEYOND_THE_GUIDE} == BatchJobConfig.model_fields.keys()
 
 
+@pytest.mark.parametrize(("asynchronous", "expected"), [(False, SYNC_CLASS), (True, ASYNC_CLASS)])
+@pytest.mark.parametrize("named", [SYNC_CLASS, ASYNC_CLASS])
+@pytest.mark.parametrize("additional_config", [{}, nested()], ids=["class", "class and section"])
+def test_either_class_by_its_name_becomes_the_one_that_goes_with_the_scheduling(
+    engine_config, additional_config, named, asynchronous, expected
+):
+    config = engine_config(additional_config, scheduler_cls=named, async_scheduling=asynchronous)
+    for seen in (config, in_the_engines_process(config)):
+        assert seen.scheduler_config.scheduler_cls == expected
+
+
 def test_without_the_plugin_vllm_ascend_would_decide(without_the_plugin):
     chosen = without_the_plugin(nested(), async_scheduling=False).scheduler_config.scheduler_cls
     own = "vllm_ascend.core.batch_job_aware_scheduler.BatchJobAwareScheduler"
     assert chosen == (own if HAS_ITS_OWN else None)
+
+
+def test_without_the_plugin_and_the_section_our_class_by_its_name_stays(without_the_plugin):
+    config = without_the_plugin({}, scheduler_cls=SYNC_CLASS, async_scheduling=False)
+    assert config.scheduler_config.scheduler_cls == SYNC_CLASS
 
 
 def test_the_configuration_of_vllm_ascend_itself_still_arrives(engine_config):

@@ -159,11 +159,13 @@ def test_the_report_says_what_each_job_did(our_run):
     assert jobs["labels"].predicted_tokens < jobs["chat"].predicted_tokens
 
 
-def test_the_asynchronous_class_by_its_name_gives_the_same_texts(run_batch, default_run):
-    name = "batchjob_scheduler.scheduler.BatchJobAwareAsyncScheduler"
-    run = run_batch(starving_batch(), *STARVED, "--scheduler-cls", name)
+def test_an_asynchronous_class_of_a_users_own_gives_the_same_texts(run_batch, default_run):
+    """By its name, since vLLM has no async scheduling on CPU, for which the synchronous one is right."""
+    scheduler = ("--scheduler-cls", "derived_schedulers.AsyncOfAUser")
+    run = run_batch(starving_batch(), *STARVED, *scheduler)
     assert run.texts == default_run.texts
-    assert "scheduler is on (BatchJobAwareAsyncScheduler)" in run.log
+    assert "scheduler is on (AsyncOfAUser)" in run.log
+    assert run.log.count("async scheduling is off, and AsyncOfAUser is not for that") == 1
 
 
 def test_odd_requests_are_answered_and_a_giant_one_is_refused_with_the_numbers(run_batch):
@@ -186,7 +188,7 @@ def test_odd_requests_are_answered_and_a_giant_one_is_refused_with_the_numbers(r
         chat("giant", "x" * 700, max_tokens=5),
     ]
     legacy = {"batch_job_sched_config": {"enabled": True, "max_jobs": 3}}
-    scheduler = ("--scheduler-cls", "small_pool.SmallPoolScheduler")
+    scheduler = ("--scheduler-cls", "derived_schedulers.SmallPoolScheduler")
     run = run_batch(requests, *STARVED, *scheduler, "--additional-config", json.dumps(legacy))
 
     assert [line["custom_id"] for line in run.lines] == [line["custom_id"] for line in requests]

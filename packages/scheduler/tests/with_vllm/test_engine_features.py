@@ -7,6 +7,7 @@ place, ``len`` is right, no block is lost; and in the end each has its tokens an
 from __future__ import annotations
 
 import inspect
+import json
 from collections import Counter
 from typing import ClassVar
 
@@ -108,6 +109,18 @@ def test_one_request_at_a_time(make_engine):
     submit_many(e)
     assert e.finish() == {"stop": 24}
     assert all(len(step) <= 1 for step in e.steps)
+
+
+@pytest.mark.skipif(
+    "max_num_active_seqs" not in inspect.signature(SchedulerConfig).parameters,
+    reason="this vLLM has one limit of what runs",
+)
+def test_fewer_are_admitted_than_there_are_slots(make_engine):
+    e = make_engine(max_num_seqs=8, scheduler_config={"max_num_active_seqs": 3})
+    submit_many(e)
+    assert e.finish() == {"stop": 24}
+    assert max(map(len, e.steps)) == 3
+    assert e.scheduler._engine_view.max_running == 3
 
 
 def test_a_pool_of_one_block(make_engine):
@@ -507,6 +520,25 @@ def test_pooling_models_decode_nothing(make_engine, usable_blocks):
     assert e.finish() == {"stop": 24}
 
 
+def test_a_pooling_request_larger_than_the_pool_ends_with_an_error(make_engine, monkeypatch):
+    e = make_engine(runner="pooling", num_blocks=5)
+    outputs = {}
+    update = e.scheduler.update_from_output
+
+    def noting(*arguments):
+        of_clients = update(*arguments)
+        outputs.update((output.request_id, output) for of in of_clients.values() for output in of.outputs)
+        return of_clients
+
+    monkeypatch.setattr(e.scheduler, "update_from_output", noting)
+    e.submit("giant", 5 * BLOCK, 1)
+    e.submit("small", BLOCK, 1)
+    assert e.finish() == {"stop": 1, "error": 1}
+    assert "5 KV cache blocks" in outputs["giant"].stop_reason
+    # Without a tensor the front end takes the end for that of a text, and ends itself.
+    assert outputs["giant"].pooling_output is not None
+
+
 # --- pauses -------------------------------------------------------------------------------------------
 
 
@@ -593,11 +625,23 @@ def test_a_session_that_outgrows_the_pool_ends_with_an_error_and_the_others_go_o
 # --- the end ------------------------------------------------------------------------------------------
 
 
-def test_shutdown_with_requests_waiting(make_engine):
-    e = make_engine(max_num_seqs=1)
+def test_shutdown_with_requests_waiting(connected, monkeypatch, tmp_path):
+    """The engine's own shutdown happens, and what has ended since the last report is told."""
+    path = tmp_path / "report.json"
+    monkeypatch.setenv("BATCHJOB_REPORT", str(path))
+    e = connected(max_num_seqs=1)
     submit_many(e)
-    e.step()
+    while not e.outcomes:
+        e.step()
+    assert not path.exists()
+    closed = []
+    monkeypatch.setattr(e.scheduler.connector, "shutdown", lambda: closed.append(True))
     e.scheduler.shutdown()
+    assert closed == [True]
+    jobs = json.loads(path.read_text(encoding="utf-8"))["jobs"]
+    assert sum(job["requests"] for job in jobs) == 24
+    assert sum(job["finished"] for job in jobs) == len(e.outcomes)
+    e.check_ledger()
 
 
 def test_all_are_aborted_in_whatever_state_they_are(connected):

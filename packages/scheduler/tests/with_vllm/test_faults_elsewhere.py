@@ -58,14 +58,17 @@ def test_a_prompt_that_is_computed_in_chunks_is_admitted_only_if_all_of_it_fits(
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_what_was_preempted_goes_on_before_fresh_requests_of_its_rank(engine, policy):
-    e = engine(policy=policy, num_blocks=17, additional_config=GUIDE_ONLY)
+    no_reserve = {"guide_only": True, "reserve_margin_blocks": 0, "reserve_max_blocks": 0}
+    e = engine(policy=policy, num_blocks=17, additional_config={"batch_job_sched_config": no_reserve})
     for number in range(8):
         e.submit(f"#job_name[a]#{number}", 2 * BLOCK, 100)
     while not e.num_preemptions:
         assert e.scheduler.has_unfinished_requests(), "nothing was preempted"
         e.step()
     preempted = {r.request_id for r in e.requests.values() if r.status == RequestStatus.PREEMPTED}
-    fresh = {e.submit(f"#job_name[b]#{number}", 9 * BLOCK, 5).request_id for number in range(5)}
+    # They fit wherever the preempted do, and those of an unknown job come before those of a known one.
+    fresh = {e.submit(f"#job_name[b]#{number}", 2 * BLOCK, 5).request_id for number in range(5)}
+    e.abort(e.running_ids[0])  # until something has ended, what was just preempted waits
     started = []
     while not started:
         started = [name for name in e.step() if name in preempted | fresh]
@@ -94,6 +97,20 @@ def test_children_of_one_request_with_equal_priority_and_arrival_have_an_order(e
         e.submit(f"{number}_chatcmpl-#job_name[n is 4]#1", BLOCK, 10).arrival_time = 1.0
     finish_all(e)
     assert {outcome.finish_reason for outcome in e.outcomes.values()} == {"stop"}
+
+
+@pytest.mark.parametrize("max_jobs", [1, 2])
+def test_a_request_is_preempted_though_its_job_has_lost_its_place(engine, max_jobs):
+    settings = {"batch_job_sched_config": {"guide_only": True, "max_jobs": max_jobs}}
+    e = engine(num_blocks=17, additional_config=settings)
+    for number in range(8):
+        e.submit(f"#job_name[{number}]#", 2 * BLOCK, 100)
+    for number in range(8, 24):
+        e.step()
+        e.submit(f"#job_name[{number}]#", BLOCK, 5)
+    finish_all(e)
+    assert e.num_preemptions > 0
+    assert {len(outcome.tokens) for outcome in e.outcomes.values()} == {100, 5}
 
 
 def test_while_nothing_runs_and_something_fits_each_step_computes(engine):

@@ -12,7 +12,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from batchjob_scheduler import plugin, scheduler
 from batchjob_scheduler.config import BatchJobConfig, ConfigError, settings_of
+from batchjob_scheduler.scheduler import BatchJobAwareAsyncScheduler, BatchJobAwareScheduler
 from batchjob_testkit.tiny_model import make_tiny_model
+from batchjob_testkit.vllm_scheduler import EngineOptions, VirtualEngine
 
 pytestmark = pytest.mark.vllm
 
@@ -67,6 +69,72 @@ def test_an_asynchronous_engine_gets_the_asynchronous_class():
     assert config.scheduler_cls == ASYNC
 
 
+@pytest.mark.parametrize("named", [SYNC, ASYNC, BatchJobAwareScheduler, BatchJobAwareAsyncScheduler])
+@pytest.mark.parametrize(("is_async", "right"), [(False, SYNC), (True, ASYNC)])
+def test_of_our_two_classes_the_engine_gets_the_one_that_goes_with_its_scheduling(named, is_async, right):
+    """Whichever was named: the other is slower, or, with several pipeline stages, wrong."""
+    config = SimpleNamespace(scheduler_cls=named, async_scheduling=is_async)
+    plugin._select(config, BatchJobConfig())
+    assert config.scheduler_cls == right
+
+
+@pytest.mark.parametrize("additional_config", [{}, ON, {"batch_job_sched_config": {"max_jobs": 3}}])
+def test_the_asynchronous_class_by_its_name_is_replaced_where_nothing_is_asynchronous(
+    chosen, additional_config
+):
+    assert chosen(additional_config=additional_config, scheduler_cls=ASYNC) == SYNC
+
+
+class OfAUser(BatchJobAwareAsyncScheduler):
+    """A class that derives from ours."""
+
+
+def test_a_class_of_a_users_own_stays(chosen):
+    assert chosen(additional_config=ON, scheduler_cls=OfAUser) is OfAUser
+
+
+@pytest.mark.parametrize("name", ["batchjob_scheduler.scheduler.Scheduler", "batchjob_scheduler.scheduler.X"])
+def test_a_class_that_we_have_not_is_refused(chosen, name):
+    with pytest.raises(ConfigError, match=f"--scheduler-cls: got '{name}', allowed: {SYNC} or {ASYNC}"):
+        chosen(scheduler_cls=name)
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    """What our scheduler warns of when it is made."""
+    said = []
+    monkeypatch.setattr(scheduler.logger, "warning", lambda text, *values: said.append(text % values))
+    return said
+
+
+@pytest.mark.parametrize("cls", [BatchJobAwareScheduler, BatchJobAwareAsyncScheduler, OfAUser])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_class_that_does_not_go_with_the_engines_scheduling_says_so_once(cls, is_async, warnings):
+    """Where the plug-in did not put the other in its place."""
+    VirtualEngine(cls, EngineOptions(async_scheduling=is_async))
+    fits = is_async == (cls is not BatchJobAwareScheduler)
+    assert len(warnings) == (not fits)
+    for warning in warnings:
+        assert f"{cls.__name__} is not for that" in warning
+        assert f"{ASYNC if is_async else SYNC} is" in warning
+
+
+def test_a_class_by_its_name_says_that_the_filter_leaves_the_plug_in_out(warnings, monkeypatch):
+    monkeypatch.setenv("VLLM_PLUGINS", "ascend")
+    VirtualEngine(BatchJobAwareScheduler)
+    (warning,) = warnings
+    assert warning.startswith("VLLM_PLUGINS='ascend' leaves batchjob out: the scheduler is on by its name, ")
+
+
+@pytest.mark.parametrize("allowed", [None, "batchjob", "ascend,batchjob"])
+def test_a_filter_that_lets_the_plug_in_through_is_no_matter(allowed, warnings, monkeypatch):
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    if allowed is not None:
+        monkeypatch.setenv("VLLM_PLUGINS", allowed)
+    VirtualEngine(BatchJobAwareScheduler)
+    assert warnings == []
+
+
 def test_a_wrong_setting_ends_the_start_before_anything_is_loaded(chosen):
     wrong = {"scheduler_config": {"batch_job_sched_config": {"enabled": True, "max_jobs": -1}}}
     with pytest.raises(ConfigError, match="max_jobs: got -1"):
@@ -112,8 +180,10 @@ def test_a_scheduler_that_alters_vllms_own_is_refused(chosen, place, key, value)
     )
 
 
-def test_a_scheduler_that_is_switched_off_is_no_matter(chosen):
-    off = {"short_request_first_config": {"enabled": False}, "recompute_scheduler_enable": False}
+@pytest.mark.parametrize("no", [False, None, 0, "false", "False", "0", "off"])
+def test_a_scheduler_that_is_switched_off_is_no_matter(chosen, no):
+    """A switch of vllm-ascend's may be a text."""
+    off = {"short_request_first_config": {"enabled": no}, "recompute_scheduler_enable": no}
     assert chosen(additional_config={**ON, **off, "SLO_limits_for_dynamic_batch": -1}) == SYNC
 
 

@@ -137,11 +137,18 @@ def is_decoding(request):
 
 
 def test_without_chunked_prefill_steps_are_not_shaped(engine):
-    e = engine(enable_chunked_prefill=False, max_num_batched_tokens=256, max_model_len=256)
-    for number in range(20):
-        e.submit(tagged("long", number), 200, 30)
-    finish_all(e)
-    assert e.scheduler.max_num_scheduled_tokens == 256
+    budgets = {}
+    for chunked in (True, False):
+        e = engine(enable_chunked_prefill=chunked, max_num_batched_tokens=256, max_model_len=256)
+        for number in range(20):
+            e.submit(tagged("long", number), 200, 30)
+        budgets[chunked] = set()
+        while e.scheduler.has_unfinished_requests():
+            e.step()
+            budgets[chunked].add(e.scheduler.max_num_scheduled_tokens)
+        finish_all(e)
+    assert min(budgets[True]) < 256
+    assert budgets[False] == {256}
 
 
 def test_preempted_requests_resume_and_lose_no_token(engine):

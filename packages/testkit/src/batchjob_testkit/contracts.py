@@ -213,6 +213,18 @@ class QueueContract(RequestQueueContract):
         b.add(prompt=20 * BLOCK)
         b.check([b.admit(), b.admit()], [second, first])
 
+    def test_v4_what_was_preempted_needs_room_for_its_output_too(self, bench: Any) -> None:
+        b = bench(usable_blocks=20, reserve_margin_blocks=0)
+        running, victim, other = (b.add(prompt=n * BLOCK - 5) for n in (8, 2, 1))
+        b.admit_all()
+        b.preempt(victim, output_tokens=10 * BLOCK)
+        b.finish(other, 1)  # so that nothing is held back
+        b.withhold(1)  # 11 blocks are free, it needs 12
+        b.check(b.offered(), None)
+        b.withhold(0)
+        b.check(b.offered(), victim)
+        b.check(b.engine.running(), [running])
+
     def test_o2_the_first_three_requests_of_an_unknown_job_come_first(self, bench: Any) -> None:
         b = bench()
         b.teach("news", 900, 900, 900)
