@@ -241,7 +241,7 @@ def vllm_versions(session: nox.Session) -> None:
         results[version] = [run_tests(session, "with_vllm", environment), "not run"]
         if version in RUN_A_MODEL:
             results[version][1] = run_tests(session, "with_engine", environment)
-    write_matrix(results)
+        write_matrix(results)
     if failed := [version for version, levels in results.items() if "**fails**" in levels]:
         session.error(f"vLLM {', '.join(failed)}: tests fail")
 
