@@ -195,10 +195,17 @@ def properties(session: nox.Session) -> None:
     session.run("pytest", *NEED_VLLM, *session.posargs, env=environment)
     session.run("python", "packages/spec/tests/exhaustive.py")
     install_engine(session)
-    events = os.environ.get("BATCHJOB_HISTORY_EVENTS", "20000")
+    run_histories(session, os.environ.get(HISTORY_EVENTS, "20000"), {})
+
+
+HISTORY_EVENTS = "BATCHJOB_HISTORY_EVENTS"
+
+
+def run_histories(session: nox.Session, events: str, environment: dict[str, str]) -> None:
+    """Let so many events happen under each of our classes, in lockstep; prints how many did."""
     for name in ("BatchJobAwareScheduler", "BatchJobAwareAsyncScheduler"):
         histories = ("--scheduler", f"batchjob_scheduler.scheduler.{name}", "--events", events, "--rules")
-        session.run("python", "-m", "batchjob_testkit.vllm_histories", *histories)
+        session.run("python", "-m", "batchjob_testkit.vllm_histories", *histories, env=environment)
 
 
 @nox.session
@@ -229,10 +236,12 @@ def vllm_versions(session: nox.Session) -> None:
     results = {}
     for version, requirement in supported.items():
         environment = install_version(session, requirement)
+        if HISTORY_EVENTS in os.environ:
+            run_histories(session, os.environ[HISTORY_EVENTS], environment)
         results[version] = [run_tests(session, "with_vllm", environment), "not run"]
         if version in RUN_A_MODEL:
             results[version][1] = run_tests(session, "with_engine", environment)
-    write_matrix(results)
+        write_matrix(results)
     if failed := [version for version, levels in results.items() if "**fails**" in levels]:
         session.error(f"vLLM {', '.join(failed)}: tests fail")
 

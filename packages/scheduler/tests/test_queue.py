@@ -96,3 +96,17 @@ def test_a_session_that_was_once_preempted_takes_an_ordinary_place_in_its_next_t
     longer = FakeRequest("longer", 5 * BLOCK, max_tokens=9)
     queue.add_request(longer)
     assert queue.peek_request() is longer
+
+
+def test_the_next_turn_of_a_session_is_predicted_by_its_own_cap():
+    """V5: as long as its job is unknown, what runs goes on to its cap, which each turn has anew."""
+    engine = FakeEngine(usable_blocks=20)
+    queue = BatchJobQueue(BatchJobConfig(), engine)
+    session = FakeRequest("session", BLOCK, max_tokens=300)
+    session.resumable = True
+    queue.add_request(session)
+    engine.start(queue.pop_request())
+    queue.add_request(FakeRequest("waits", BLOCK, max_tokens=9))
+    assert not queue
+    session.max_tokens = 10
+    assert queue

@@ -25,13 +25,9 @@ class KVPool:
         self._count = coordinator.get_num_blocks_to_allocate
         self._arguments = inspect.signature(self._count).parameters.keys()
         self._max_tokens: int = scheduler.max_model_len
-        self._slots_beyond: int = scheduler.num_lookahead_tokens
-        if scheduler.connector is not None or self._manager.enable_caching:
-            # A request that finds all but its last token in the KV cache is padded with drafts, which
-            # nothing that ends could make room for in an idle engine.
-            self._slots_beyond += scheduler.num_spec_tokens
         # vLLM's own block size is the least common multiple, that of a state all tokens of a sequence.
         self.block_size = gcd(*(group.block_size for group in coordinator.single_type_managers))
+        self._slots_beyond = self._find_slots_beyond(scheduler)
         # vLLM keeps one null block for itself.
         self.usable_blocks: int = self._pool.num_gpu_blocks - 1
         self.max_request_tokens = self._find_max_request_tokens()
@@ -53,6 +49,16 @@ class KVPool:
         if free >= longest:  # several of the longest requests
             return (len(self._taken) - 1) * free // longest
         return bisect_right(self._taken, free) - 1
+
+    def _find_slots_beyond(self, scheduler: Any) -> int:
+        """The most slots beyond its tokens that a request may be asked for to be started (P2)."""
+        drafts: int = scheduler.num_spec_tokens
+        lookahead: int = scheduler.num_lookahead_tokens
+        if drafts and scheduler.connector is not None:
+            # A load is started only beside so many free blocks as a whole step may open.
+            return -(-(1 + drafts + lookahead) // self.block_size) * self.block_size
+        # A request that finds all but its last token in the prefix cache is padded with drafts.
+        return lookahead + (drafts if self._manager.enable_caching else 0)
 
     def _find_max_request_tokens(self) -> int:
         if self.blocks_for(self._max_tokens) <= self.usable_blocks:

@@ -415,7 +415,8 @@ class BatchJobQueue:
             predicted = estimator.predicted_tokens if estimator.observations else request.max_tokens
             at_least = getattr(request.sampling_params, "min_tokens", 0) or 0
             end = request.num_prompt_tokens + held_between(predicted, at_least, request.max_tokens)
-            entry.job.ends[entry] = end
+            if not getattr(request, "resumable", False):  # the next turn of a session may be longer
+                entry.job.ends[entry] = end
         return end
 
     # --- bookkeeping ------------------------------------------------------------------------------

@@ -422,6 +422,14 @@ def test_what_outgrows_the_pool_ends_with_an_error_though_its_last_output_is_dro
     assert "the whole pool has 2 of 16 tokens" in e.outcomes["outgrows"].stop_reason
 
 
+@pytest.mark.parametrize(("usable_blocks", "expected"), [(4, {"error": 1}), (5, {"stop": 1})])
+def test_no_load_waits_for_ever_for_the_blocks_of_a_step_with_drafts(connected, usable_blocks, expected):
+    """From 0.32 on, vLLM starts a load only beside those."""
+    e = connected(num_blocks=usable_blocks + 1, speculative_tokens=2)
+    e.submit("loads", 4 * BLOCK - 5, 1, options=loading(tokens=4 * BLOCK, is_async=True))
+    assert e.finish() == expected
+
+
 def test_abort_while_loading_keeps_the_blocks_until_the_load_has_ended(connected):
     e = connected(num_blocks=30)
     e.submit("loading", 6 * BLOCK + 1, 5, options=loading(tokens=6 * BLOCK, is_async=True))

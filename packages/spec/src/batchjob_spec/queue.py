@@ -57,8 +57,8 @@ class Pool:
     """The KV cache: ``usable_blocks`` of ``block_size`` tokens, of which ``free_blocks`` are free.
 
     A step computes at most ``step_tokens`` tokens of a request; ``lookahead_tokens`` are the slots
-    that speculative decoding asks for on top. At most ``max_running`` requests run at a time. With
-    ``padding_tokens`` drafts the engine may pad a request of which all but one token are in the KV cache.
+    that speculative decoding asks for on top. At most ``max_running`` requests run at a time. To start
+    a request the engine may ask for ``padding_tokens`` slots besides, as it does for draft tokens.
     """
 
     usable_blocks: int
@@ -229,9 +229,8 @@ def charged_tokens(state: State, member: Member) -> int:
 def can_never_fit(member: Member, pool: Pool) -> bool:
     """P2: prompt and output so far, with padding and look-ahead slots, are more than the whole pool holds.
 
-    The engine would wait for room that there can never be, and what is behind it with it. Whether it pads a
-    request depends on what others left in the KV cache, so what the pool holds only unpadded cannot count on
-    being started.
+    The engine would wait for room that there can never be, and what is behind it with it. Whether it asks
+    for padding depends on what others left in the KV cache, so a request must find room with it.
 
     >>> member = Member(Request("a", "news", 33, max_tokens=8), arrival=0, ordinal=0)
     >>> can_never_fit(member, Pool(usable_blocks=2, free_blocks=0)), can_never_fit(member, Pool(3, 0))

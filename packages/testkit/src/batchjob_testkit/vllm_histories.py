@@ -38,7 +38,7 @@ from vllm.v1.request import RequestStatus
 from batchjob_spec.blocks import blocks_for
 from batchjob_spec.queue import Settings
 from batchjob_testkit.engines import sampled_token
-from batchjob_testkit.vllm_lockstep import LockstepQueue
+from batchjob_testkit.vllm_lockstep import LockstepQueue, SchedulerView
 from batchjob_testkit.vllm_scheduler import EngineOptions, RequestOptions, VirtualEngine
 
 BLOCK = 4
@@ -221,11 +221,11 @@ class History:
             self._check_failure(request, outcome)
 
     def _check_failure(self, request: Any, outcome: Any) -> None:
-        drafts = self._scheduler.num_spec_tokens
-        padding = drafts if self.options.enable_prefix_caching or self.options.kv_load_failure_policy else 0
+        connected = self.options.kv_load_failure_policy is not None
         # Where a connector hands blocks on, what is in flight at a preemption is lost.
-        lost = 1 + 2 * drafts if self.options.kv_load_failure_policy and self.options.async_scheduling else 0
-        slots = request.num_tokens + padding + lost + self._scheduler.num_lookahead_tokens
+        lost = 1 + 2 * self._scheduler.num_spec_tokens if connected and self.options.async_scheduling else 0
+        view = SchedulerView(self._scheduler)
+        slots = request.num_tokens + lost + view.padding_tokens + view.lookahead_tokens
         too_large = blocks_for(slots, BLOCK) > self.options.usable_blocks
         failed_load = self.options.kv_load_failure_policy == "fail" and outcome.stop_reason is None
         assert too_large or failed_load, f"P2: {request.request_id} fits and failed with {outcome}"

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from batchjob_spec import invariants
-from batchjob_spec.queue import Settings, State
+from batchjob_spec import invariants, queue
+from batchjob_spec.blocks import blocks_for
+from batchjob_spec.queue import Member, Settings, State
 from batchjob_testkit.queues import RequestQueue, SpecQueue, spec_request
 
 
@@ -22,8 +23,14 @@ class SchedulerView:
         self.step_tokens: int = scheduler.max_num_scheduled_tokens
         self.lookahead_tokens: int = scheduler.num_lookahead_tokens
         self.max_running: int = scheduler.max_num_running_reqs
-        may_pad = scheduler.connector is not None or scheduler.kv_cache_manager.enable_caching
-        self.padding_tokens: int = scheduler.num_spec_tokens if may_pad else 0
+        self.padding_tokens = self._padding_tokens()
+
+    def _padding_tokens(self) -> int:
+        drafts: int = self._scheduler.num_spec_tokens
+        if drafts and self._scheduler.connector is not None:
+            step = blocks_for(1 + drafts + self.lookahead_tokens, self.block_size) * self.block_size
+            return step - self.lookahead_tokens
+        return drafts if self._scheduler.kv_cache_manager.enable_caching else 0
 
     def free_blocks(self) -> int:
         """Blocks that can be allocated now; the watermark is kept free while others run."""
@@ -43,12 +50,16 @@ class EngineSpecQueue(SpecQueue):
     @property
     def state(self) -> State:
         """The state as of now."""
-        members = tuple(
-            replace(member, request=spec_request(self._requests[member.request.request_id]))
-            for member in self._state.members
-        )
-        self._state = replace(self._state, members=members)
+        self._state = replace(self._state, members=tuple(map(self._now, self._state.members)))
         return super().state
+
+    def _now(self, member: Member) -> Member:
+        request = spec_request(self._requests[member.request.request_id])
+        return member if request == member.request else replace(member, request=request)
+
+    def request(self, request_id: str) -> Any:
+        """The engine's request of that ID."""
+        return self._requests[request_id]
 
     def offered(self) -> Any | None:
         """The request to admit next, if any may be."""
@@ -72,8 +83,10 @@ class LockstepQueue:
 
     def look(self) -> None:
         """Every invariant of the specification holds of the engine's state and of what is offered in it."""
-        offered = self.peek_request() if self else None
+        offered = self._tested.peek_request() if self._tested else None
         state = self.spec.state
+        expected = queue.offer(state)
+        self._require_the_same(offered, expected and self.spec.request(expected.request_id))
         request = spec_request(offered) if offered is not None else None
         broken = [rule.__name__ for rule in invariants.STATE_INVARIANTS if not rule(state)]
         broken += [rule.__name__ for rule in invariants.OFFER_INVARIANTS if not rule(state, request)]
