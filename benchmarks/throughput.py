@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from policies import DEFAULT, FCFS, POLICIES, ROLES
 from tables import Figures, command, machine, report
@@ -26,6 +27,7 @@ from batchjob_testkit.simulator.simulation import Result, simulate
 
 OUTPUT = Path(__file__).parent.parent / "docs" / "benchmarks"
 BY_NAME = {policy.name: policy for policy in POLICIES}
+NOT_NUMBERS = ("device", "workload", "policy", "timing", "job_finish_seconds")
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,20 @@ def rows(runs: Iterable[Run]) -> Iterator[dict[str, object]]:
             }
 
 
+def read_csv(path: Path) -> list[dict[str, object]]:
+    """The figures of earlier runs, as :func:`write_csv` wrote them."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            {name: text if name in NOT_NUMBERS else float(text) for name, text in row.items()}
+            for row in csv.DictReader(file)
+        ]
+
+
+def task_of(row: dict[str, Any]) -> Task:
+    """The run that a row of figures comes from."""
+    return Task(row["device"], row["workload"], int(row["requests"]), int(row["seed"]), row["policy"])
+
+
 def write_csv(path: Path, figures: Sequence[dict[str, object]]) -> None:
     """The figures of all runs, for whoever wants to look closer."""
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -132,6 +148,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=MIXES, default=list(MIXES), metavar="NAME")
     parser.add_argument("--policies", nargs="+", choices=BY_NAME, default=list(BY_NAME), metavar="NAME")
     parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--reuse", type=Path, metavar="RUNS.CSV", help="take from it what was run already")
     parser.add_argument("--no-plots", action="store_true")
     arguments = parser.parse_args()
     tasks = [
@@ -140,26 +157,28 @@ def main() -> None:
         for seed in range(arguments.seeds)
         for policy in arguments.policies
     ]
+    reused = [row for row in read_csv(arguments.reuse) if task_of(row) in tasks] if arguments.reuse else []
+    left = [task for task in tasks if task not in {task_of(row) for row in reused}]
     runs = []
     start = time.monotonic()
-    for number, run in enumerate(make_all(tasks, arguments.jobs), 1):
+    for number, run in enumerate(make_all(left, arguments.jobs), 1):
         runs.append(run)
         ratios = ", ".join(f"{result.timing} {result.ratio_to_bound:.3f}" for result in run.results)
         names = f"{run.task.workload}, seed {run.task.seed}, {run.task.policy}"
-        print(f"[{number}/{len(tasks)}] {names}: {ratios} of the bound, {run.wall_seconds:.0f} s", flush=True)
-    runs.sort(key=lambda run: tasks.index(run.task))
-    figures = Figures(rows(runs), ROLES)
+        print(f"[{number}/{len(left)}] {names}: {ratios} of the bound, {run.wall_seconds:.0f} s", flush=True)
+    all_rows = sorted([*reused, *rows(runs)], key=lambda row: tasks.index(task_of(row)))
+    figures = Figures(all_rows, ROLES)
     arguments.output.mkdir(parents=True, exist_ok=True)
     minutes = (time.monotonic() - start) / 60
     heading = (
-        f"`{command('bench')}`: {len(runs)} runs of {arguments.requests} requests, "
+        f"`{command('bench')}`: {len(tasks)} runs of {arguments.requests} requests, "
         f"{arguments.seeds} for each policy and workload, device `{arguments.device}`, "
-        f"{minutes:.0f} minutes with {arguments.jobs} at a time. {machine()}."
+        f"{len(left)} of them in {minutes:.0f} minutes with {arguments.jobs} at a time. {machine()}."
     )
     text = report(figures, heading)
     print(text)
     (arguments.output / "throughput.md").write_text(text, encoding="utf-8")
-    write_csv(arguments.output / "runs.csv", list(rows(runs)))
+    write_csv(arguments.output / "runs.csv", all_rows)
     if not arguments.no_plots:
         plot_ratios(
             arguments.output / "ratio-to-bound.svg",
