@@ -98,15 +98,59 @@ def test_a_session_that_was_once_preempted_takes_an_ordinary_place_in_its_next_t
     assert queue.peek_request() is longer
 
 
-def test_the_next_turn_of_a_session_is_predicted_by_its_own_cap():
-    """V5: as long as its job is unknown, what runs goes on to its cap, which each turn has anew."""
+def test_what_a_job_learns_counts_for_what_runs_of_it_already():
+    """V5: the running request ends 10 tokens from now, and not with the look-ahead, as was thought before."""
+    engine = FakeEngine(usable_blocks=32)  # 19/20 of 512 tokens are 486
+    queue = BatchJobQueue(BatchJobConfig(), engine)
+    teaches, runs, waits = (
+        FakeRequest(f"{name}#job_name[news]#", prompt, max_tokens)
+        for name, prompt, max_tokens in (("teaches", 16, 100), ("runs", 200, 4096), ("waits", 80, 4096))
+    )
+    for request in (teaches, runs, waits):
+        queue.add_request(request)
+    for request in (teaches, runs):
+        assert queue.pop_request() is request
+        engine.start(request)
+    assert not queue
+    while runs.num_output_tokens < 90:
+        engine.step(runs)
+    teaches.num_output_tokens = 100
+    engine.finish(teaches)
+    queue.end(teaches.request_id, by_itself=True)
+    # When "runs" ends 304 + 80 + 2 * 10 are held, when "waits" ends 80 + 100; with both for 100 tokens, 584.
+    assert queue.peek_request() is waits
+
+
+def test_the_next_turn_of_a_session_ends_with_its_own_cap():
+    """V5: what was predicted of its last turn says nothing of this one."""
     engine = FakeEngine(usable_blocks=20)
     queue = BatchJobQueue(BatchJobConfig(), engine)
-    session = FakeRequest("session", BLOCK, max_tokens=300)
-    session.resumable = True
+    session, waits = FakeRequest("session", BLOCK, max_tokens=10), FakeRequest("waits", BLOCK, 4096)
     queue.add_request(session)
+    queue.add_request(waits)
     engine.start(queue.pop_request())
-    queue.add_request(FakeRequest("waits", BLOCK, max_tokens=9))
-    assert not queue
-    session.max_tokens = 10
-    assert queue
+    assert queue  # when the session ends 32 + 2 * 10 are held, and 16 + 256 afterwards
+    engine.finish(session)
+    session.num_prompt_tokens, session.num_output_tokens, session.num_computed_tokens = 4 * BLOCK, 0, 0
+    session.max_tokens = 4096
+    queue.add_request(session)
+    assert queue.pop_request() is session
+    engine.start(session)
+    assert not queue  # 80 + 2 * 256 are more than 19/20 of 320
+
+
+def test_what_was_preempted_and_runs_again_is_not_ended_as_too_large():
+    """P2 is about what waits."""
+    engine = FakeEngine(usable_blocks=4)
+    queue = BatchJobQueue(BatchJobConfig(), engine)
+    request = FakeRequest("r", BLOCK, max_tokens=99)
+    queue.add_request(request)
+    engine.start(queue.pop_request())
+    engine.preempt(request)
+    queue.prepend_request(request)
+    request.num_output_tokens = 4 * BLOCK
+    assert queue.unservable() == [request]
+    request.num_output_tokens = 1
+    engine.start(queue.pop_request())
+    request.num_output_tokens = 4 * BLOCK
+    assert queue.unservable() == []
