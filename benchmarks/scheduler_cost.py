@@ -1,12 +1,8 @@
 """``nox -s bench-scheduler``: what scheduling itself costs, ours beside vLLM's first come, first served.
 
 Prints the CPU time of a step and of the queue's own calls in it, of adding and of aborting a request, and
-the memory of a waiting request. All are measured in turn in one process, so that ratios can be trusted
-more than times.
-
-First come, first served runs requests in the order in which they were made, one beside the other in memory.
-Any other order costs time in all that looks at running requests, vLLM's own code included. So it is measured
-a second time over the same requests in a random order.
+the memory of a waiting request; writes docs/benchmarks/scheduling-cost.md. All are measured in turn in one
+process, so that ratios can be trusted more than times.
 """
 
 from __future__ import annotations
@@ -18,12 +14,14 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
 
 from policies import OURS
-from tables import markdown
+from tables import command, machine, markdown
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 
 from batchjob_scheduler.config import BatchJobConfig
@@ -33,6 +31,7 @@ from batchjob_testkit.fakes.request import FakeSamplingParams
 from batchjob_testkit.simulator.vllm_backend import VLLM_SCHEDULER, scheduler_class
 from batchjob_testkit.vllm_scheduler import EngineOptions, VirtualEngine
 
+OUTPUT = Path(__file__).parent.parent / "docs" / "benchmarks" / "scheduling-cost.md"
 RUNNING = 256
 WARM_UP_STEPS = 30
 STEPS_PER_TURN = 20
@@ -86,9 +85,11 @@ class MeasuredQueue:
 class Subject:
     """An engine with 256 running requests and many that wait; about two end at each step."""
 
-    def __init__(self, scheduler: str, waiting: int, jobs: int, *, shuffled: bool = False) -> None:
+    def __init__(
+        self, scheduler: str, waiting: int, jobs: int, blocks: int, *, shuffled: bool = False
+    ) -> None:
         options = EngineOptions(
-            num_blocks=100_001, max_num_seqs=RUNNING, max_num_batched_tokens=8192, max_model_len=1024
+            num_blocks=blocks + 1, max_num_seqs=RUNNING, max_num_batched_tokens=8192, max_model_len=1024
         )
         self._engine = VirtualEngine(scheduler_class(scheduler), options)
         scheduler_under_test = self._engine.scheduler
@@ -124,35 +125,34 @@ class Subject:
         )
 
 
-def steps_table(waiting_numbers: list[int], jobs_numbers: list[int], turns: int) -> str:
-    """CPU time of a step, with so many waiting requests of so many jobs."""
+def steps_table(cases: list[tuple[int, int, int]], turns: int) -> str:
+    """CPU time of a step, with so many waiting requests of so many jobs, and so many blocks."""
     rows = []
-    for waiting in waiting_numbers:
-        for jobs in jobs_numbers:
-            subjects = {
-                "FCFS": Subject(VLLM_SCHEDULER, waiting, jobs),
-                "shuffled": Subject(VLLM_SCHEDULER, waiting, jobs, shuffled=True),
-                "ours": Subject(OURS, waiting, jobs),
-            }
-            for subject in subjects.values():
-                subject.step(WARM_UP_STEPS)
-            taken: dict[str, list[tuple[float, float]]] = {name: [] for name in subjects}
-            with no_collection():
-                for _ in range(turns):
-                    for name, subject in subjects.items():
-                        taken[name].append(subject.measure(STEPS_PER_TURN))
-            steps = {name: [step for step, _ in taken[name]] for name in subjects}
-            rows.append(
-                [
-                    f"{waiting:,} of {jobs}",
-                    *(f"{median(steps[name]):.2f}" for name in subjects),
-                    *(spread(ratios(steps["ours"], steps[name]), 2) for name in ("FCFS", "shuffled")),
-                    *(f"{median(queue for _, queue in taken[name]):.0f}" for name in ("FCFS", "ours")),
-                ]
-            )
-            print(rows[-1], flush=True)
+    for waiting, jobs, blocks in cases:
+        subjects = {
+            "FCFS": Subject(VLLM_SCHEDULER, waiting, jobs, blocks),
+            "shuffled": Subject(VLLM_SCHEDULER, waiting, jobs, blocks, shuffled=True),
+            "ours": Subject(OURS, waiting, jobs, blocks),
+        }
+        for subject in subjects.values():
+            subject.step(WARM_UP_STEPS)
+        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in subjects}
+        with no_collection():
+            for _ in range(turns):
+                for name, subject in subjects.items():
+                    taken[name].append(subject.measure(STEPS_PER_TURN))
+        steps = {name: [step for step, _ in taken[name]] for name in subjects}
+        rows.append(
+            [
+                f"{waiting:,} of {jobs}, {blocks:,}",
+                *(f"{median(steps[name]):.2f}" for name in subjects),
+                *(spread(ratios(steps["ours"], steps[name]), 2) for name in ("FCFS", "shuffled")),
+                *(f"{median(queue for _, queue in taken[name]):.0f}" for name in ("FCFS", "ours")),
+            ]
+        )
+        print(rows[-1], flush=True)
     head = [
-        "waiting requests of jobs",
+        "waiting requests of jobs, blocks",
         *("FCFS ms", "FCFS shuffled ms", "ours ms"),
         *("ours / FCFS", "ours / FCFS shuffled"),
         *("queue FCFS µs", "queue ours µs"),
@@ -264,17 +264,54 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--waiting", type=int, nargs="+", default=[1000, 10_000, 100_000])
     parser.add_argument("--jobs", type=int, nargs="+", default=[1, 20, 200])
+    parser.add_argument("--blocks", type=int, nargs="+", default=[100_000, 3500])
     parser.add_argument("--turns", type=int, default=15, help="of 20 steps each (default: %(default)s)")
     parser.add_argument("--call-turns", type=int, default=5, help="when adding and aborting")
     parser.add_argument("--most-waiting", type=int, default=1_000_000, help="when adding and aborting")
+    parser.add_argument("--output", type=Path, default=OUTPUT)
     arguments = parser.parse_args()
     sizes = [size for size in (1000, 10_000, 100_000, 1_000_000) if size <= arguments.most_waiting]
-    print("CPU time of a step with 256 running:\n")
-    print(steps_table(arguments.waiting, arguments.jobs, arguments.turns))
-    print("\nOne request more or less, 20 jobs:\n")
-    print(calls_table(sizes, jobs=20, turns=arguments.call_turns))
-    print("\nMemory:\n")
-    print(memory_table(min(100_000, arguments.most_waiting), arguments.jobs))
+    text = REPORT.format(
+        command=command("bench-scheduler"),
+        machine=machine(),
+        steps=steps_table(
+            list(product(arguments.waiting, arguments.jobs, arguments.blocks)), arguments.turns
+        ),
+        calls=calls_table(sizes, jobs=20, turns=arguments.call_turns),
+        memory=memory_table(min(100_000, arguments.most_waiting), arguments.jobs),
+    )
+    print(text)
+    arguments.output.write_text(text, encoding="utf-8")
+
+
+REPORT = """# What scheduling itself costs
+
+`{command}`. {machine}.
+
+Ratios and times are median (least to most). Measured in turn, so that the ratios can be trusted more than the
+times; the collection of garbage is left out.
+
+## A step with 256 running
+
+FCFS runs requests in the order in which they were made, one beside the other in memory. Any other order
+costs time in all that looks at running requests, vLLM's own code included, so FCFS is measured a second time
+over the same requests, shuffled. With the smaller number of blocks the KV cache is so short that it has to be
+looked at when each running request ends (V5).
+
+{steps}
+
+## One request more or less
+
+Of 20 jobs, beside what vLLM itself does.
+
+{calls}
+
+## Memory of a waiting request
+
+Beside the request itself.
+
+{memory}
+"""
 
 
 if __name__ == "__main__":

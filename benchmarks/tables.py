@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import platform
+import shlex
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -130,6 +134,21 @@ def report(figures: Figures, heading: str) -> str:
     for title, figure, show in OTHER_FIGURES:
         parts += [f"{title}:", by_workload(figures, timing, figure, show)]
     return "\n\n".join(parts) + "\n"
+
+
+def command(session: str) -> str:
+    """The command that runs a session with the arguments of this process."""
+    return shlex.join(["nox", "-s", session, *(["--", *sys.argv[1:]] if sys.argv[1:] else [])])
+
+
+def machine() -> str:
+    """Where the CPU times were taken."""
+    import vllm  # noqa: PLC0415 - takes seconds
+
+    return (
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs, "
+        f"Python {platform.python_version()}, vLLM {vllm.__version__}"
+    )
 
 
 def percent(value: float) -> str:

@@ -10,17 +10,15 @@ import csv
 import logging
 import multiprocessing
 import os
-import platform
-import shlex
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from policies import DEFAULT, FCFS, POLICIES, ROLES
-from tables import Figures, report
+from tables import Figures, command, machine, report
 
 from batchjob_testkit.simulator.mixes import MIXES
 from batchjob_testkit.simulator.plots import plot_ratios, plot_runs
@@ -29,6 +27,7 @@ from batchjob_testkit.simulator.simulation import Result, simulate
 
 OUTPUT = Path(__file__).parent.parent / "docs" / "benchmarks"
 BY_NAME = {policy.name: policy for policy in POLICIES}
+NOT_NUMBERS = ("device", "workload", "policy", "timing", "job_finish_seconds")
 
 
 @dataclass(frozen=True)
@@ -100,6 +99,20 @@ def rows(runs: Iterable[Run]) -> Iterator[dict[str, object]]:
             }
 
 
+def read_csv(path: Path) -> list[dict[str, object]]:
+    """The figures of earlier runs, as :func:`write_csv` wrote them."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            {name: text if name in NOT_NUMBERS else float(text) for name, text in row.items()}
+            for row in csv.DictReader(file)
+        ]
+
+
+def task_of(row: dict[str, Any]) -> Task:
+    """The run that a row of figures comes from."""
+    return Task(row["device"], row["workload"], int(row["requests"]), int(row["seed"]), row["policy"])
+
+
 def write_csv(path: Path, figures: Sequence[dict[str, object]]) -> None:
     """The figures of all runs, for whoever wants to look closer."""
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -123,16 +136,6 @@ def ratios_to_bound(figures: Figures) -> dict[str, dict[str, dict[str, float]]]:
     }
 
 
-def machine() -> str:
-    """Where the CPU times were taken."""
-    import vllm  # noqa: PLC0415 - takes seconds
-
-    return (
-        f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs, "
-        f"Python {platform.python_version()}, vLLM {vllm.__version__}"
-    )
-
-
 def main() -> None:
     """Make the runs, print the tables, write them and the plots."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -145,6 +148,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=MIXES, default=list(MIXES), metavar="NAME")
     parser.add_argument("--policies", nargs="+", choices=BY_NAME, default=list(BY_NAME), metavar="NAME")
     parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--reuse", type=Path, metavar="RUNS.CSV", help="take from it what was run already")
     parser.add_argument("--no-plots", action="store_true")
     arguments = parser.parse_args()
     tasks = [
@@ -153,27 +157,28 @@ def main() -> None:
         for seed in range(arguments.seeds)
         for policy in arguments.policies
     ]
+    reused = [row for row in read_csv(arguments.reuse) if task_of(row) in tasks] if arguments.reuse else []
+    left = [task for task in tasks if task not in {task_of(row) for row in reused}]
     runs = []
     start = time.monotonic()
-    for number, run in enumerate(make_all(tasks, arguments.jobs), 1):
+    for number, run in enumerate(make_all(left, arguments.jobs), 1):
         runs.append(run)
         ratios = ", ".join(f"{result.timing} {result.ratio_to_bound:.3f}" for result in run.results)
         names = f"{run.task.workload}, seed {run.task.seed}, {run.task.policy}"
-        print(f"[{number}/{len(tasks)}] {names}: {ratios} of the bound, {run.wall_seconds:.0f} s", flush=True)
-    runs.sort(key=lambda run: tasks.index(run.task))
-    figures = Figures(rows(runs), ROLES)
+        print(f"[{number}/{len(left)}] {names}: {ratios} of the bound, {run.wall_seconds:.0f} s", flush=True)
+    all_rows = sorted([*reused, *rows(runs)], key=lambda row: tasks.index(task_of(row)))
+    figures = Figures(all_rows, ROLES)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["nox", "-s", "bench", *(["--", *sys.argv[1:]] if sys.argv[1:] else [])])
     minutes = (time.monotonic() - start) / 60
     heading = (
-        f"`{command}`: {len(runs)} runs of {arguments.requests} requests, {arguments.seeds} for each policy "
-        f"and workload, device `{arguments.device}`, {minutes:.0f} minutes with {arguments.jobs} at a time. "
-        f"{machine()}."
+        f"`{command('bench')}`: {len(tasks)} runs of {arguments.requests} requests, "
+        f"{arguments.seeds} for each policy and workload, device `{arguments.device}`, "
+        f"{len(left)} of them in {minutes:.0f} minutes with {arguments.jobs} at a time. {machine()}."
     )
     text = report(figures, heading)
     print(text)
     (arguments.output / "throughput.md").write_text(text, encoding="utf-8")
-    write_csv(arguments.output / "runs.csv", list(rows(runs)))
+    write_csv(arguments.output / "runs.csv", all_rows)
     if not arguments.no_plots:
         plot_ratios(
             arguments.output / "ratio-to-bound.svg",

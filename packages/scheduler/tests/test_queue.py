@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from batchjob_scheduler.config import BatchJobConfig
 from batchjob_scheduler.queue import BatchJobQueue
 from batchjob_testkit.fakes import FakeEngine, FakeRequest
@@ -36,6 +38,17 @@ def test_what_is_taken_and_put_back_costs_its_job_no_turn():
         assert news.turn > before
         queue.prepend_requests([taken])
         assert news.turn == before
+
+
+@pytest.mark.parametrize("hand_over", ["add_request", "prepend_request"])
+def test_what_waits_already_is_not_taken_in_twice(hand_over):
+    queue = BatchJobQueue(BatchJobConfig(), FakeEngine(usable_blocks=100))
+    request = FakeRequest("once", BLOCK, max_tokens=9)
+    queue.add_request(request)
+    getattr(queue, hand_over)(request)
+    assert (len(queue), list(queue)) == (1, [request])
+    assert queue.pop_request() is request
+    assert (len(queue), bool(queue)) == (0, False)
 
 
 # --- sessions, which come back as arrivals ------------------------------------------------------------

@@ -27,6 +27,7 @@ ONLY_SEARCHED = {
     "jobs.job_name",
     "jobs.idle_jobs",  # sequences
     "jobs.track",
+    "reservation.shared_tokens",
 }
 
 SECONDS_TO_PROVE = 20

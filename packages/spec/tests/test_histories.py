@@ -179,8 +179,9 @@ def test_an_offer_of_what_does_not_wait_is_noticed(state):
 
 def test_an_offer_beyond_the_budget_is_noticed(state):
     running = replace(state.members[0].request, computed_tokens=1)
-    state = queue.run(queue.take(state, "a"), [running])
-    assert not invariants.what_is_offered_fits(state, request("large", prompt=10 * BLOCK))
+    large = request("large", prompt=10 * BLOCK)
+    state = queue.arrive(queue.run(queue.take(state, "a"), [running]), large)
+    assert not invariants.what_is_offered_fits(state, large)
 
 
 def test_an_idle_queue_is_noticed(state):

@@ -81,6 +81,7 @@ class Entry:
     arrival: int
     ordinal: int = 0
     waits: bool = True
+    with_engine: bool = False
     started: bool = False
     first_start: bool = False
     preemptions: int = 0
@@ -97,6 +98,7 @@ class Job:
     estimator: NaiveEstimator
     arrived: int = 0
     started: int = 0
+    found: tuple = ()
 
 
 class NaiveQueue:
@@ -141,7 +143,7 @@ class NaiveQueue:
             limits += [free * size, self.engine.usable_blocks * size]
         for limit in limits:
             for entry in sorted(self.waiting(), key=self.place):
-                need = entry.request.num_tokens - entry.request.num_computed_tokens
+                need = self.charge(entry)
                 fits = self.reservation.blocks(need) * size <= limit
                 if fits and not self.is_too_large(entry) and not self.must_wait(entry):
                     return entry
@@ -161,6 +163,15 @@ class NaiveQueue:
         need = request.num_tokens - request.num_computed_tokens
         return (priority, 2, last, -predicted, self.jobs.index(job), -need, entry.arrival)
 
+    def charge(self, entry):
+        need = entry.request.num_tokens - entry.request.num_computed_tokens
+        job = self.job_of(entry)
+        for other in self.entries:
+            if self.job_of(other) is job and other.with_engine and len(job.found) >= 3:
+                least = min(need, 1)
+                return max(least, need - min(job.found[-3:]))
+        return need
+
     def is_too_large(self, entry):
         return entry.request.num_tokens > self.engine.max_request_tokens
 
@@ -170,7 +181,7 @@ class NaiveQueue:
             return False
         size = self.engine.block_size
         members = [self.held_and_remaining(e) for e in self.entries if e.request in running]
-        need = entry.request.num_tokens - entry.request.num_computed_tokens
+        need = self.charge(entry)
         candidate = (self.reservation.blocks(need) * size, self.held_and_remaining(entry)[1])
         peak = self.reservation.predicted_peak_tokens(members, candidate)
         blocks = self.engine.free_blocks()
@@ -221,7 +232,7 @@ class NaiveQueue:
         entry, self.peeked = self.peeked or self.choose(), None
         if entry is None:
             raise IndexError("nothing may be admitted")
-        entry.waits = False
+        entry.waits, entry.with_engine = False, True
         entry.first_start, entry.started = not entry.started, True
         self.job_of(entry).started += entry.first_start
         return entry.request
@@ -234,7 +245,7 @@ class NaiveQueue:
             return
         if entry.waits:
             return
-        entry.waits = True
+        entry.waits, entry.with_engine = True, False
         if request.num_preemptions > entry.preemptions:
             entry.preemptions, entry.preempted_at, entry.held_back = request.num_preemptions, self.now, True
         elif entry.first_start:
@@ -270,6 +281,16 @@ class NaiveQueue:
         for other in self.entries:
             other.held_back = False
         self.hand_out_places()
+
+    def found_in_cache(self, request_id, tokens):
+        entry = self.find(request_id)
+        if entry is not None:
+            self.job_of(entry).found += (tokens,)
+
+    def refused(self, request_id):
+        entry = self.find(request_id)
+        if entry is not None:
+            self.job_of(entry).found = ()
 
     # --- places of jobs -------------------------------------------------------------------------------
 

@@ -42,6 +42,8 @@ NAMES: Final = {
         "enable_caching",
     ),
     "vllm.v1.core.sched.async_scheduler:AsyncScheduler": (),
+    "vllm.v1.core.sched.output:NewRequestData": ("num_computed_tokens", "req_id"),
+    "vllm.v1.core.sched.output:SchedulerOutput": ("num_scheduled_tokens", "scheduled_new_reqs"),
     "vllm.v1.core.sched.request_queue:RequestQueue": (),
     "vllm.v1.core.sched.scheduler:Scheduler": (
         "_preempt_request",

@@ -17,6 +17,9 @@ DEFAULT_JOB: Final = "__default__"
 MAX_IDLE_JOBS: Final = 1024
 PROBES_PER_JOB: Final = 3
 
+STARTS_TO_KNOW_A_PREFIX: Final = 3
+"""So many requests of a job must have found a prefix in the cache, one after the other (V4)."""
+
 _TAG: Final = re.compile(r"#job_name\[([^\[\]]+)\]#")
 
 
@@ -50,6 +53,7 @@ class Job:
         "ends",
         "estimator",
         "finished",
+        "found",
         "name",
         "preemptions",
         "running",
@@ -66,6 +70,8 @@ class Job:
         self.estimator = DecodeLengthEstimator(alpha)
         # With how many tokens its running requests are predicted to end, until it learns more.
         self.ends: dict[object, int] = {}
+        # What the last of its requests to start found in the prefix cache, in tokens.
+        self.found: tuple[int, ...] = ()
         self.arrived = 0
         self.running = 0
         self.started = 0
@@ -80,6 +86,16 @@ class Job:
     def is_probing(self) -> bool:
         """Whether little was observed of it and little has started (O2)."""
         return self.started < PROBES_PER_JOB and self.estimator.observations < PROBES_PER_JOB
+
+    @property
+    def shared_tokens(self) -> int:
+        """What its next request shares with one of it that is with the engine (V4)."""
+        known = self.running and len(self.found) == STARTS_TO_KNOW_A_PREFIX
+        return min(self.found) if known else 0
+
+    def find_in_cache(self, tokens: int) -> None:
+        """One of its requests started and found so many of its tokens in the prefix cache."""
+        self.found = (*self.found, tokens)[-STARTS_TO_KNOW_A_PREFIX:]
 
     def count_waiting(self, requests: int, tokens: int) -> None:
         """So many requests more, or less, wait for so many tokens to be computed."""

@@ -20,11 +20,18 @@ from batchjob_scheduler.engine_view import EngineView, Request
 from batchjob_scheduler.estimator import held_between
 from batchjob_scheduler.forecast import Forecast, JobWork, forecast
 from batchjob_scheduler.jobs import DEFAULT_JOB, PROBES_PER_JOB, Job, JobTable, job_name
-from batchjob_scheduler.reservation import LOOK_AHEAD_TOKENS, known_tokens, within_look_ahead
+from batchjob_scheduler.reservation import (
+    LOOK_AHEAD_TOKENS,
+    charged_tokens,
+    known_tokens,
+    within_look_ahead,
+)
 from batchjob_scheduler.running import Running
 
-# A forecast changes little from one step or event to the next, and costs a look at all that runs.
-_CHANGES_TO_A_FORECAST: Final = 32
+# A forecast changes little from one step or event to the next, and costs a look at all that runs. A step
+# changes what is left of each request that runs, an arrival, a start or an end that of one.
+_CHANGES_TO_A_FORECAST: Final = 64
+_CHANGES_OF_A_STEP: Final = 8
 
 # More than ever arrive, so that a need and an arrival are one number to sort by.
 _MOST_ARRIVALS: Final = 1 << 48
@@ -247,14 +254,29 @@ class BatchJobQueue:
                 self.jobs.observe(entry.job, entry.request.num_output_tokens)
             self._end(entry)
 
+    def found_in_cache(self, request_id: str, tokens: int) -> None:
+        """A request started for the first time and found so many of its tokens in the prefix cache (V4)."""
+        entry = self._entries.get(request_id)
+        if entry is not None:
+            entry.job.find_in_cache(tokens)
+
+    def refused(self, request_id: str) -> None:
+        """The engine found no room for what was offered, so its job shares less than it seemed to (V4)."""
+        entry = self._entries.get(request_id)
+        if entry is not None:
+            entry.job.found = ()
+
     def begin_step(self) -> None:
         """The engine decides on a step; until :meth:`end_step` what runs computes nothing."""
+        self._offered = None
         self._chosen_in = None
-        self._changes += 1
+        self._changes += _CHANGES_OF_A_STEP
         self._running.begin_step()
 
     def end_step(self) -> None:
-        """The engine has decided."""
+        """The engine has decided; what it looked at and left where it is, it had no room for."""
+        if self._offered is not None:
+            self.refused(self._offered.request.request_id)
         self._running.end_step()
 
     def unservable(self) -> list[Request]:
@@ -281,7 +303,10 @@ class BatchJobQueue:
     def _work_left(self) -> dict[str, JobWork]:
         work = {
             job.name: JobWork(
-                job.waiting, job.waiting_tokens, job.estimator.predicted_tokens, job.estimator.long_tokens
+                job.waiting,
+                max(0, job.waiting_tokens - job.waiting * job.shared_tokens),
+                job.estimator.predicted_tokens,
+                job.estimator.long_tokens,
             )
             for job in self.jobs
         }
@@ -322,19 +347,24 @@ class BatchJobQueue:
 
     def _first_that_fits(self, level: _Level, limit_tokens: int, budget: int) -> _Entry | None:
         for entry in level.preempted.values():
-            need = entry.request.num_tokens - entry.request.num_computed_tokens
-            if need <= limit_tokens and need <= self._room(entry, need):
+            request = entry.request
+            need = charged_tokens(request.num_tokens - request.num_computed_tokens, entry.job.shared_tokens)
+            fits = need <= limit_tokens and request.num_tokens <= self._engine.max_request_tokens
+            if fits and need <= self._room(entry, need):
                 return entry
         for entry in level.probes.values():
-            need = entry.need_tokens
+            need = charged_tokens(entry.need_tokens, entry.job.shared_tokens)
             if need <= limit_tokens and entry.job.is_probing and need <= self._room(entry, need):
                 return entry
         for of_job in self._jobs_in_order(level, budget):
             shortest, longest = of_job[0], of_job[-1]
-            if shortest.need_tokens <= limit_tokens:
-                most = min(longest.need_tokens, limit_tokens)
+            shared = shortest.job.shared_tokens
+            if charged_tokens(shortest.need_tokens, shared) <= limit_tokens:
+                most = min(charged_tokens(longest.need_tokens, shared), limit_tokens)
                 within = min(most, self._room(longest, most))
-                fitting = of_job.bisect_key_right(within * _MOST_ARRIVALS)
+                # One token is charged for however much is shared.
+                need = within + shared if within > 0 else within
+                fitting = of_job.bisect_key_right(need * _MOST_ARRIVALS)
                 if fitting:
                     chosen: _Entry = of_job[fitting - 1]
                     return chosen

@@ -24,7 +24,13 @@ def known_tokens(request: Request) -> int:
 
 def within_look_ahead(end: int, known: int) -> int:
     """What a request still decodes of those tokens with which it ends, as far as is looked ahead (E5, V5)."""
-    return min(remaining_tokens(end, known), LOOK_AHEAD_TOKENS)
+    remaining = remaining_tokens(end, known)
+    return min(LOOK_AHEAD_TOKENS, remaining)
+
+
+def charged_tokens(need: int, shared: int) -> int:
+    """What must be free for a request of that need: less what it shares, and at least one token (V4)."""
+    return max(min(need, 1), need - shared)
 
 
 def next_step_blocks(known: int, computed: int, engine: EngineView) -> int:
@@ -61,25 +67,27 @@ class PredictedPeak:
         # Of the requests that end after so many tokens each: what they hold now, and how many they are.
         self._held = [0] * (LOOK_AHEAD_TOKENS + 1)
         self._ending = [0] * (LOOK_AHEAD_TOKENS + 1)
-        self._most_until: list[int] = []
+        # What they and one more hold when each has decoded so many tokens.
+        self._together: list[int] = []
 
     def add(self, held: int, remaining: int) -> None:
         """One more request runs."""
         self._held[remaining] += held
         self._ending[remaining] += 1
-        self._most_until.clear()
+        self._together.clear()
 
     def beside(self, remaining: int) -> int:
         """The peak until one more request with so many remaining tokens ends, without what it holds now."""
-        if not self._most_until:
+        if not self._together:
             self._add_up()
-        return self._most_until[remaining]
+        return max(self._together[: remaining + 1])
 
     def _add_up(self) -> None:
-        held_by_rest = accumulate(reversed(self._held))
-        rest = accumulate(reversed(self._ending))
-        tokens = range(LOOK_AHEAD_TOKENS, -1, -1)
-        together = [
-            held + (count + 1) * each for held, count, each in zip(held_by_rest, rest, tokens, strict=True)
+        held, there = sum(self._held), sum(self._ending)
+        freed_before = accumulate(self._held, initial=0)
+        ended_before = accumulate(self._ending, initial=0)
+        tokens = range(LOOK_AHEAD_TOKENS + 1)
+        self._together = [
+            held - freed + (there - ended + 1) * each
+            for each, freed, ended in zip(tokens, freed_before, ended_before, strict=False)
         ]
-        self._most_until = list(accumulate(reversed(together), max))

@@ -118,6 +118,10 @@ class _BatchJobAware(_SomeScheduler):
         finally:
             self._queue.end_step()
         self._count_step(output.num_scheduled_tokens)
+        # What a connector found elsewhere takes blocks of its own here.
+        if self.connector is None:
+            for started in output.scheduled_new_reqs:
+                self._queue.found_in_cache(started.req_id, started.num_computed_tokens)
         return output
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> dict[int, EngineCoreOutputs]:

@@ -245,6 +245,24 @@ def test_draft_tokens_are_accepted_and_rejected(make_engine, usable_blocks, sett
     assert e.finish() == {"stop": 24}
 
 
+@pytest.mark.parametrize("settings", [{}, FULL_TILT])
+@pytest.mark.parametrize("usable_blocks", [6, 11, 60])
+def test_drafts_from_the_prompt_ask_for_no_look_ahead_slots(usable_blocks, settings):
+    """vLLM has no async scheduling with them."""
+    section = {"batch_job_sched_config": {"enabled": True, **settings}}
+    options = EngineOptions(
+        num_blocks=usable_blocks + 1,
+        speculative_tokens=3,
+        speculative_method="ngram",
+        additional_config=section,
+    )
+    e = CheckedEngine(BatchJobAwareScheduler, options)
+    assert (e.scheduler.num_spec_tokens, e.scheduler.num_lookahead_tokens) == (3, 0)
+    e.submit("fills the pool", usable_blocks * BLOCK - 10, 10)
+    submit_many(e, prompt=lambda number: 1 + number * 7 % 20)
+    assert e.finish() == {"stop": 25}
+
+
 def test_what_fits_only_without_look_ahead_slots_ends_with_an_error_and_the_others_go_on(make_engine):
     e = make_engine(num_blocks=5, speculative_tokens=3)
     e.submit("too large", 4 * BLOCK - 1, 1)

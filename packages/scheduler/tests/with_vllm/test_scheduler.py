@@ -435,8 +435,66 @@ def test_the_report_says_what_each_job_did(engine, tmp_path, monkeypatch):
     assert report["steps"] == sum(bool(step) for step in e.steps)
 
 
+def test_each_rank_of_a_data_parallel_engine_writes_a_report_of_its_own(engine, tmp_path, monkeypatch):
+    path = tmp_path / "report.json"
+    monkeypatch.setenv("BATCHJOB_REPORT", str(path))
+    for rank in range(2):
+        e = engine()
+        monkeypatch.setattr(e.scheduler.vllm_config.parallel_config, "data_parallel_size", 2)
+        monkeypatch.setattr(e.scheduler.vllm_config.parallel_config, "data_parallel_rank", rank)
+        e.submit(tagged(f"of rank {rank}", 0), BLOCK, 10)
+        finish_all(e)
+    for rank in range(2):
+        (job,) = json.loads((tmp_path / f"report.json.{rank}").read_text(encoding="utf-8"))["jobs"]
+        assert job["job"] == f"of rank {rank}"
+    assert not path.exists()
+
+
 def test_a_report_that_cannot_be_written_ends_nothing(engine, tmp_path, monkeypatch):
     monkeypatch.setenv("BATCHJOB_REPORT", str(tmp_path / "missing" / "report.json"))
     e = engine()
     e.submit(tagged("a", 0), BLOCK, 5)
     finish_all(e)
+
+
+# --- a prefix that the requests of a job share (V4) ----------------------------------------------------
+
+TEMPLATE = [7] * (6 * BLOCK)
+
+
+def sharing(engine_factory):
+    """Four requests of a job run; of 20 blocks they hold 6 together and 2 each.
+
+    One more needs 7, of which it shares 6 with them. The first one found nothing in the cache, so four
+    had to start before that is known.
+    """
+    engine = engine_factory(
+        {"look_ahead": False, "step_shaping": False, "reserve_margin_blocks": 0},
+        num_blocks=21,
+        enable_prefix_caching=True,
+    )
+    for number in range(4):
+        engine.submit(tagged("news", number), TEMPLATE + [number] * BLOCK, 30, max_tokens=60)
+    for _ in range(3):
+        engine.step()
+    assert (len(engine.scheduler.running), engine.num_free_blocks) == (4, 6)
+    return engine
+
+
+def test_v4_a_shared_prefix_is_not_charged_twice(engine):
+    engine = sharing(engine)
+    engine.submit(tagged("news", 4), TEMPLATE + [4] * BLOCK, 5, max_tokens=60)
+    engine.step()
+    assert tagged("news", 4) in engine.steps[-1]
+    assert engine.num_preemptions == 0
+    finish_all(engine)
+
+
+def test_v4_a_request_without_the_prefix_lets_others_pass_once_it_was_refused(engine):
+    engine = sharing(engine)
+    stranger, short = tagged("news", 4), tagged("chat", 5)
+    engine.submit(stranger, [80] * (7 * BLOCK), 5, max_tokens=60)
+    engine.submit(short, [90] * BLOCK, 5, max_tokens=60)
+    finish_all(engine)
+    first = order_of_first_steps(engine)
+    assert first.index(short) < first.index(stranger)

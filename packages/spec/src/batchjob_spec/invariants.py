@@ -43,9 +43,9 @@ def what_is_offered_fits(state: State, offered: Request | None) -> bool:
     if offered is None:
         return True
     pool = state.pool
-    need = offered.known_tokens - offered.computed_tokens
     limit = queue.budget_tokens(state) if state.running else pool.usable_blocks * pool.block_size
-    return -(-need // pool.block_size) * pool.block_size <= limit
+    needs = [queue.charged_tokens(state, member) for member in state.waiting if member.request == offered]
+    return all(-(-need // pool.block_size) * pool.block_size <= limit for need in needs)
 
 
 def nothing_that_fits_waits_behind_what_does_not(state: State, offered: Request | None) -> bool:

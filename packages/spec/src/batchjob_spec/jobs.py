@@ -62,7 +62,8 @@ class Job:
     """A job with a place of its own.
 
     ``appeared`` and ``last_used`` are moments of the state's clock; ``arrived`` and ``started``
-    count its requests since it got its place.
+    count its requests since it got its place. ``found`` is what the last of its requests to start found in
+    the prefix cache, in tokens (V4).
     """
 
     name: str
@@ -71,6 +72,7 @@ class Job:
     arrived: int = 0
     started: int = 0
     estimate: Estimate = field(default_factory=Estimate)
+    found: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,6 +202,30 @@ def need_tokens(member: Member) -> int:
     return reservation.need_tokens(request.prompt_tokens, request.output_tokens, request.computed_tokens)
 
 
+def charged_tokens(state: State, member: Member) -> int:
+    """V4: what must be free for it: its need, less what its job shares while the engine has another of it.
+
+    What nobody holds may be handed out again before the request starts.
+
+    >>> state = start(Pool(usable_blocks=40, free_blocks=40))
+    >>> for name in "abcd":
+    ...     state = arrive(state, Request(name, "news", prompt_tokens=100, max_tokens=8))
+    >>> for name in "abc":
+    ...     state = found_in_cache(take(state, name), name, tokens=64)
+    >>> charged_tokens(state, state.find("d"))
+    36
+    >>> for name in "abc":
+    ...     state = end(state, name, by_itself=True)
+    >>> charged_tokens(state, state.find("d"))
+    100
+    """
+    job = state.job_of(member)
+    shared = reservation.shared_tokens(job.found)
+    if shared and not any(_is_with_engine(other) and state.job_of(other) == job for other in state.members):
+        shared = 0
+    return reservation.charged_tokens(need_tokens(member), shared)
+
+
 def can_never_fit(member: Member, pool: Pool) -> bool:
     """P2: prompt and output so far, with padding and look-ahead slots, are more than the whole pool holds.
 
@@ -254,7 +278,7 @@ def predicted_peak_tokens(state: State, candidate: Member) -> int:
         (blocks_for(member.request.known_tokens, size) * size, remaining_tokens(state, member))
         for member in state.running
     )
-    needed = blocks_for(need_tokens(candidate), size) * size
+    needed = blocks_for(charged_tokens(state, candidate), size) * size
     return reservation.predicted_peak_tokens(running, (needed, remaining_tokens(state, candidate)))
 
 
@@ -348,7 +372,7 @@ def admissible(state: State, budget: int) -> tuple[Member, ...]:
     return tuple(
         member
         for member in state.waiting
-        if reservation.fits(need_tokens(member), budget, state.pool.block_size)
+        if reservation.fits(charged_tokens(state, member), budget, state.pool.block_size)
         and not can_never_fit(member, state.pool)
         and not is_held_back(state, member)
     )
@@ -475,6 +499,38 @@ def put_back(state: State, former: Member) -> State:
     return _tick(state if former.started else _count_started(state, former, -1))
 
 
+def found_in_cache(state: State, request_id: str, tokens: int) -> State:
+    """A request started for the first time and found so many of its tokens in the prefix cache (V4).
+
+    Of one that is unknown nothing is learnt.
+
+    >>> state = take(arrive(start(Pool(9, 9)), Request("a", "news", prompt_tokens=20, max_tokens=8)), "a")
+    >>> found_in_cache(state, "a", tokens=16).jobs.placed("news").found
+    (16,)
+    """
+    member = state.find(request_id)
+    if member is None:
+        return state
+    job = state.job_of(member)
+    found = (*job.found, tokens)[-reservation.STARTS_TO_KNOW_A_PREFIX :]
+    return _tick(replace(state, jobs=state.jobs.with_job(replace(job, found=found))))
+
+
+def refused(state: State, request_id: str) -> State:
+    """The engine found no room for what was offered, so its job shares less than it seemed to (V4).
+
+    Otherwise the same one would be offered again, and all that fits would wait behind it.
+
+    >>> state = take(arrive(start(Pool(9, 9)), Request("a", "news", prompt_tokens=20, max_tokens=8)), "a")
+    >>> refused(found_in_cache(state, "a", tokens=16), "a").jobs.placed("news").found
+    ()
+    """
+    member = state.find(request_id)
+    if member is None:
+        return state
+    return _tick(replace(state, jobs=state.jobs.with_job(replace(state.job_of(member), found=()))))
+
+
 def run(state: State, requests: Iterable[Request]) -> State:
     """The engine now runs exactly these of the requests that it took, each as far as it says.
 
@@ -585,6 +641,10 @@ def resize(state: State, free_blocks: int) -> State:
 
 def _tick(state: State) -> State:
     return replace(state, clock=state.clock + 1)
+
+
+def _is_with_engine(member: Member) -> bool:
+    return member.phase in (Phase.TAKEN, Phase.RUNNING)
 
 
 def _live_names(state: State) -> set[str]:

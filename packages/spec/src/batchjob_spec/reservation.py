@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from batchjob_spec.blocks import blocks_added, blocks_for
 
@@ -108,6 +108,37 @@ def need_tokens(prompt_tokens: int, output_tokens: int, computed_tokens: int) ->
     post: 0 <= __return__ <= prompt_tokens + output_tokens
     """
     return prompt_tokens + output_tokens - computed_tokens
+
+
+STARTS_TO_KNOW_A_PREFIX = 3
+"""V4: so many requests of a job must have found a prefix in the cache, one after the other."""
+
+
+def shared_tokens(found: Sequence[int]) -> int:
+    """V4: what the next request of a job shares: the least that the last ones to start found in the cache.
+
+    >>> shared_tokens([0, 64, 96, 64]), shared_tokens([64, 64])
+    (64, 0)
+
+    pre: all(tokens >= 0 for tokens in found)
+    post: __return__ >= 0
+    """
+    last = found[-STARTS_TO_KNOW_A_PREFIX:]
+    return min(last) if len(last) == STARTS_TO_KNOW_A_PREFIX else 0
+
+
+def charged_tokens(need: int, shared: int) -> int:
+    """V4: the need less what is shared, and at least one token of it, which is always computed.
+
+    >>> charged_tokens(100, shared=64), charged_tokens(60, shared=64), charged_tokens(60, shared=0)
+    (36, 1, 60)
+
+    pre: need >= 0
+    pre: shared >= 0
+    post: __return__ <= need
+    post: __return__ >= 0
+    """
+    return max(min(need, 1), need - shared)
 
 
 def fits(need: int, budget: int, block_size: int) -> bool:

@@ -428,6 +428,58 @@ class QueueContract(RequestQueueContract):
             b.add()
             b.check(bool(b.queue), offered)
 
+    def test_v4_a_prefix_that_runs_already_is_not_charged_again(self, bench: Any) -> None:
+        """Of 5 blocks a request needs 2 of its own, as 3 are those of a request that runs."""
+        b = bench(usable_blocks=30, reserve_margin_blocks=0)
+        running = [b.add("news", prompt=5 * BLOCK) for _ in range(3)]
+        b.admit_all()
+        b.add("news", prompt=5 * BLOCK)
+        b.withhold(30 - 3 * 5 - 3)
+        b.check(b.offered(), None)
+        for request, tokens in zip(running, (4 * BLOCK, 3 * BLOCK, 3 * BLOCK), strict=True):
+            b.queue.found_in_cache(request.request_id, tokens)
+        b.check(bool(b.queue), True)
+        b.withhold(30 - 3 * 5 - 1)
+        b.check(b.offered(), None)
+
+    def test_v4_a_prefix_is_charged_until_three_have_found_it(self, bench: Any) -> None:
+        b = bench(usable_blocks=30, reserve_margin_blocks=0)
+        running = [b.add("news", prompt=5 * BLOCK) for _ in range(3)]
+        b.admit_all()
+        b.add("news", prompt=5 * BLOCK)
+        b.withhold(30 - 3 * 5 - 3)
+        for request, offered in zip(running, (False, False, True), strict=True):
+            b.queue.found_in_cache(request.request_id, 3 * BLOCK)
+            b.check(bool(b.queue), offered)
+        b.queue.found_in_cache(running[0].request_id, 0)
+        b.check(bool(b.queue), False)
+
+    def test_v4_a_prefix_that_nobody_holds_is_charged(self, bench: Any) -> None:
+        b = bench(usable_blocks=30, reserve_margin_blocks=0)
+        running = [b.add("news", prompt=5 * BLOCK) for _ in range(3)]
+        other = b.add("chat")
+        b.admit_all()
+        for request in running:
+            b.queue.found_in_cache(request.request_id, 3 * BLOCK)
+            b.finish(request, 10)
+        b.check(other in b.engine.running(), True)
+        b.add("news", prompt=5 * BLOCK)
+        b.withhold(30 - 1 - 3)
+        b.check(b.offered(), None)
+
+    def test_v4_after_a_refusal_the_prefix_is_charged(self, bench: Any) -> None:
+        """What was wrongly taken for shared is not offered again before there is room for all of it."""
+        b = bench(usable_blocks=30, reserve_margin_blocks=0)
+        running = [b.add("news", prompt=5 * BLOCK) for _ in range(3)]
+        b.admit_all()
+        for request in running:
+            b.queue.found_in_cache(request.request_id, 3 * BLOCK)
+        refused = b.add("news", prompt=5 * BLOCK)
+        b.withhold(30 - 3 * 5 - 3)
+        b.check(b.offered(), refused)
+        b.queue.refused(refused.request_id)
+        b.check(b.offered(), None)
+
     def test_v5_what_would_raise_the_peak_above_the_pool_waits(self, bench: Any) -> None:
         """With 95 of 100 blocks, 1,520 tokens, to be had, and 256 tokens of look-ahead."""
         for prompt_blocks, offered in ((20, True), (24, False)):

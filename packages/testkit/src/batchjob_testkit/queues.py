@@ -46,10 +46,16 @@ class RequestQueue(Protocol):
 
 
 class WaitingQueue(RequestQueue, Protocol):
-    """A queue that hears of ends with ``end``, and names what can never fit in ``unservable`` (P2)."""
+    """A queue that hears what came of its requests, and names what can never fit in ``unservable`` (P2)."""
 
     def end(self, request_id: str, *, by_itself: bool) -> None:
         """One is over; it stopped or reached its length cap if it ended ``by_itself`` (E3)."""
+
+    def found_in_cache(self, request_id: str, tokens: int) -> None:
+        """One started for the first time, and found so many of its tokens in the prefix cache (V4)."""
+
+    def refused(self, request_id: str) -> None:
+        """The engine found no room for the one that was offered (V4)."""
 
     def unservable(self) -> list[Any]:
         """Those that can never fit (P2)."""
@@ -173,6 +179,12 @@ class SpecQueue:
             ended = replace(spec_request(request), output_tokens=request.num_output_tokens)
             self._state = self._with(replace(member, request=ended))
         self._state = queue.end(self._state, request_id, by_itself)
+
+    def found_in_cache(self, request_id: str, tokens: int) -> None:
+        self._state = queue.found_in_cache(self._state, request_id, tokens)
+
+    def refused(self, request_id: str) -> None:
+        self._state = queue.refused(self._state, request_id)
 
     def unservable(self) -> list[FakeRequest]:
         return [self._requests[r.request_id] for r in queue.unservable(self._state)]

@@ -79,6 +79,7 @@ class QueueLockstep(RuleBasedStateMachine):
                 f"the engine {'runs' if started else 'finds no room for'} {request.request_id}", self.engine
             )
             if not started:
+                self._both("refused", request.request_id)
                 self._come_back([request])
                 return
 
@@ -100,6 +101,14 @@ class QueueLockstep(RuleBasedStateMachine):
             self.history.note(
                 f"{request.request_id} computes a step and has {request.num_tokens} tokens", self.engine
             )
+
+    @precondition(lambda self: self.engine.running())
+    @rule(data=st.data(), tokens=st.sampled_from([0, 8, 32]), times=st.integers(1, 3))
+    def start_several(self, data: st.DataObject, tokens: int, times: int) -> None:
+        """Requests of one job start and find a prefix of it in the cache."""
+        request = data.draw(st.sampled_from(list(self.engine.running())))
+        for _ in range(times):
+            self._both("found_in_cache", request.request_id, tokens)
 
     @precondition(lambda self: self.engine.running())
     @rule(data=st.data())

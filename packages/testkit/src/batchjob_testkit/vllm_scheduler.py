@@ -82,7 +82,9 @@ class EngineOptions(EngineLimits):
     """The kind of each KV cache group: ``full``, ``window:TOKENS`` or ``mamba``."""
     runner: str = "generate"
     speculative_tokens: int = 0
-    """Draft tokens a step, of a draft model, which asks for as many look-ahead slots."""
+    """Draft tokens a step."""
+    speculative_method: str = "draft_model"
+    """Where they come from: a draft model asks for as many look-ahead slots, ``ngram`` for none."""
     max_loras: int = 0
     kv_load_failure_policy: str | None = None
     """With one, requests may load and send KV blocks through the scripted connector."""
@@ -157,9 +159,13 @@ def _speculative_config(
 ) -> SpeculativeConfig | None:
     if not options.speculative_tokens:
         return None
+    of_method: dict[str, dict[str, Any]] = {
+        "draft_model": {"model": folder},
+        "ngram": {"prompt_lookup_max": 4},
+    }
     return SpeculativeConfig(
-        method="draft_model",
-        model=folder,
+        method=options.speculative_method,
+        **of_method[options.speculative_method],
         num_speculative_tokens=options.speculative_tokens,
         target_model_config=model_config,
         target_parallel_config=ParallelConfig(),

@@ -144,6 +144,12 @@ MIXES: Final[dict[str, Mix]] = {
         requests=_four_templates,
         enable_prefix_caching=True,
     ),
+    "templates-starved": Mix(
+        description="the same with a quarter of the KV cache",
+        requests=_four_templates,
+        pool_share=0.25,
+        enable_prefix_caching=True,
+    ),
     "traces": Mix(description="four public traces, one job each", requests=_traces(*TRACES)),
     **{
         name.replace("_", "-"): Mix(description=f"the public trace {name} alone", requests=_traces(name))
