@@ -9,9 +9,9 @@ prefixes, name adapters, wait for grammars, load and send blocks, take turns. Af
 ledger is looked at, and with ``--rules`` the queue is in lockstep with the specification and every
 invariant of that holds. In the end each request has one outcome, with its tokens, and the pool is whole.
 
-Left out is what vLLM's own scheduler fails at: sessions beside drafts, loads that fail or several steps in
-flight; adapters and sliding windows beside several steps in flight; loads beside several KV cache groups; and
-in older versions what the flags below say.
+Left out is what vLLM's own scheduler fails at: adapters and sliding windows beside several steps in flight, and
+what the flags below say; under async scheduling some versions run a session twice. Not tried are sessions
+beside drafts, loads or several steps in flight, and loads beside several KV cache groups.
 
 A failure prints the engine, what happened on it, and the command that makes it happen again.
 """
@@ -315,7 +315,7 @@ def _options(random: Random, settings: Settings, *, is_async: bool) -> EngineOpt
 
 
 def _has_sessions(options: EngineOptions) -> bool:
-    """Whether sessions are tried: vLLM's own do not get on with drafts nor with loads that fail."""
+    """Whether sessions are tried: one step at a time, without drafts and loads."""
     one_step_at_a_time = not options.async_scheduling and options.batches_in_flight == 1
     return one_step_at_a_time and not options.speculative_tokens and not options.kv_load_failure_policy
 
