@@ -403,6 +403,20 @@ def test_a_failed_load_is_computed_or_ends_its_request(connected, policy):
     assert e.finish() == expected
 
 
+def test_a_load_of_the_only_token_keeps_no_load_behind_it_waiting_for_ever(connected):
+    """None of it counts as computed, and vLLM asks the connector again before it looks at the others."""
+    e = connected(num_blocks=13)
+    e.submit("only", 1, 3, options=loading(tokens=1, is_async=True))
+    e.step()
+    # Three blocks each; together they reserve more than is free then.
+    e.submit("first", 7 * BLOCK, 3, options=loading(tokens=3 * BLOCK, is_async=True))
+    e.step()
+    e.submit("second", 8 * BLOCK, 3, options=loading(tokens=3 * BLOCK, is_async=True))
+    e.step()
+    assert e.loading_ids == ["only", "first", "second"]
+    assert e.finish() == {"stop": 3}
+
+
 def test_a_failed_load_goes_on_before_a_more_urgent_request_that_would_load(connected):
     """vLLM keeps the blocks for the first one, and up to 0.30 looked at the second one first."""
     e = connected(num_blocks=13, scheduling="priority")

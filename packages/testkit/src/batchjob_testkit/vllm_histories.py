@@ -10,8 +10,9 @@ ledger is looked at, and with ``--rules`` the queue is in lockstep with the spec
 invariant of that holds. In the end each request has one outcome, with its tokens, and the pool is whole.
 
 Left out is what vLLM's own scheduler fails at: adapters and sliding windows beside several steps in flight,
-and what the flags below say; under async scheduling some versions run a session twice. Not tried are sessions
-beside drafts, loads or several steps in flight, and loads beside several KV cache groups.
+loads that are offered again after one that failed or that brought the only token, and what the flags below
+say; under async scheduling some versions run a session twice. Not tried are sessions beside drafts, loads or
+several steps in flight, and loads beside several KV cache groups.
 
 A failure prints the engine, what happened on it, and the command that makes it happen again.
 """

@@ -2,7 +2,7 @@
 
 A request says it in ``SamplingParams(extra_args={"kv_transfer_params": {...}})``:
 
-- ``tokens``: so many tokens of its prompt lie elsewhere and can be loaded
+- ``tokens``: so many tokens of its prompt lie elsewhere and can be loaded; a single one is offered once
 - ``is_async``: they are loaded while the request waits and holds blocks, not within its first step
 - ``defers``: the connector cannot say yet, so often
 - ``send``: the blocks are kept after the end of the request until they are sent
@@ -41,7 +41,13 @@ class ScriptedConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return tokens, is_async and tokens > 0
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Nothing to remember."""
+        """A load of the only token of a request is not offered again.
+
+        Of what is loaded whole, vLLM computes the last token again. If that is all there is, none counts as
+        computed, and vLLM asks once more, after each load.
+        """
+        if num_external_tokens == request.num_tokens == 1:
+            request.kv_transfer_params = {**request.kv_transfer_params, "tokens": 0}
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """Nothing to tell a worker."""
