@@ -333,8 +333,9 @@ def test_throttled_prefills_wait_and_are_taken_up_again(make_engine):
     assert e.finish() == {"stop": 2}
 
 
-# Before it counted what is in flight, vLLM itself doubled a token of what it preempted at this depth.
-DEPTHS = [2, 4] if offers(Request, "num_in_flight_tokens") else [2]
+# Before it counted the output that a preemption makes stale, vLLM itself mistook tokens of what it preempted
+# at this depth.
+DEPTHS = [2, 4] if offers(Request, "num_stale_output_tokens") else [2]
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
