@@ -158,7 +158,8 @@ def main() -> None:
         for policy in arguments.policies
     ]
     reused = [row for row in read_csv(arguments.reuse) if task_of(row) in tasks] if arguments.reuse else []
-    left = [task for task in tasks if task not in {task_of(row) for row in reused}]
+    done = {task_of(row) for row in reused}
+    left = [task for task in tasks if task not in done]
     runs = []
     start = time.monotonic()
     for number, run in enumerate(make_all(left, arguments.jobs), 1):

@@ -14,6 +14,8 @@ from bisect import bisect_right
 from math import gcd
 from typing import Any
 
+from batchjob_scheduler.reservation import blocks_for
+
 
 class KVPool:
     """The pool of blocks of one of vLLM's schedulers."""
@@ -56,7 +58,7 @@ class KVPool:
         lookahead: int = scheduler.num_lookahead_tokens
         if drafts and scheduler.connector is not None:
             # A load is started only beside so many free blocks as a whole step may open.
-            return -(-(1 + drafts + lookahead) // self.block_size) * self.block_size
+            return blocks_for(1 + drafts + lookahead, self.block_size) * self.block_size
         # A request that finds all but its last token in the prefix cache is padded with drafts.
         return lookahead + (drafts if self._manager.enable_caching else 0)
 

@@ -428,11 +428,16 @@ class QueueContract(RequestQueueContract):
             b.add()
             b.check(bool(b.queue), offered)
 
-    def test_v4_a_prefix_that_runs_already_is_not_charged_again(self, bench: Any) -> None:
-        """Of 5 blocks a request needs 2 of its own, as 3 are those of a request that runs."""
+    def _three_of_one_job(self, bench: Any) -> tuple[Any, list[Any]]:
+        """A bench of 30 blocks, and the requests of 5 blocks each that run on it."""
         b = bench(usable_blocks=30, reserve_margin_blocks=0)
         running = [b.add("news", prompt=5 * BLOCK) for _ in range(3)]
         b.admit_all()
+        return b, running
+
+    def test_v4_a_prefix_that_runs_already_is_not_charged_again(self, bench: Any) -> None:
+        """Of 5 blocks a request needs 2 of its own, as 3 are those of a request that runs."""
+        b, running = self._three_of_one_job(bench)
         b.add("news", prompt=5 * BLOCK)
         b.withhold(30 - 3 * 5 - 3)
         b.check(b.offered(), None)
@@ -443,9 +448,7 @@ class QueueContract(RequestQueueContract):
         b.check(b.offered(), None)
 
     def test_v4_a_prefix_is_charged_until_three_have_found_it(self, bench: Any) -> None:
-        b = bench(usable_blocks=30, reserve_margin_blocks=0)
-        running = [b.add("news", prompt=5 * BLOCK) for _ in range(3)]
-        b.admit_all()
+        b, running = self._three_of_one_job(bench)
         b.add("news", prompt=5 * BLOCK)
         b.withhold(30 - 3 * 5 - 3)
         for request, offered in zip(running, (False, False, True), strict=True):
@@ -455,8 +458,7 @@ class QueueContract(RequestQueueContract):
         b.check(bool(b.queue), False)
 
     def test_v4_a_prefix_that_nobody_holds_is_charged(self, bench: Any) -> None:
-        b = bench(usable_blocks=30, reserve_margin_blocks=0)
-        running = [b.add("news", prompt=5 * BLOCK) for _ in range(3)]
+        b, running = self._three_of_one_job(bench)
         other = b.add("chat")
         b.admit_all()
         for request in running:
@@ -469,9 +471,7 @@ class QueueContract(RequestQueueContract):
 
     def test_v4_after_a_refusal_the_prefix_is_charged(self, bench: Any) -> None:
         """What was wrongly taken for shared is not offered again before there is room for all of it."""
-        b = bench(usable_blocks=30, reserve_margin_blocks=0)
-        running = [b.add("news", prompt=5 * BLOCK) for _ in range(3)]
-        b.admit_all()
+        b, running = self._three_of_one_job(bench)
         for request in running:
             b.queue.found_in_cache(request.request_id, 3 * BLOCK)
         refused = b.add("news", prompt=5 * BLOCK)
