@@ -52,8 +52,8 @@ class ProductionReservation:
 
     def predicted_peak_tokens(self, running: Sequence[HeldAndRemaining], candidate: HeldAndRemaining) -> int:
         peak = PredictedPeak()
-        for member in running:
-            peak.add(*member)
+        for held, remaining in running:
+            peak.add([held], [remaining])
         held, remaining = candidate
         return held + peak.beside(remaining)
 

@@ -50,7 +50,6 @@ class Job:
     __slots__ = (
         "appeared",
         "arrived",
-        "ends",
         "estimator",
         "finished",
         "found",
@@ -68,8 +67,6 @@ class Job:
         self.name = name
         self.appeared = appeared
         self.estimator = DecodeLengthEstimator(alpha)
-        # With how many tokens its running requests are predicted to end, until it learns more.
-        self.ends: dict[object, int] = {}
         # What the last of its requests to start found in the prefix cache, in tokens.
         self.found: tuple[int, ...] = ()
         self.arrived = 0
@@ -131,10 +128,6 @@ class JobTable:
         job = self._tracked.get(name)
         return job if job is not None else self._tracked[DEFAULT_JOB]
 
-    def is_displaced(self, name: str) -> bool:
-        """Whether the name waits for a place."""
-        return name in self._displaced
-
     def longest_first(self, short_threshold: int, *, long_first: bool) -> Iterator[Job]:
         """The live jobs by class, then prediction, then appearance (O3, O4)."""
         order = self._live_in_order
@@ -158,7 +151,6 @@ class JobTable:
         """A request of a job ended by itself after ``decoded_tokens`` tokens (E2, E3)."""
         before = job.order_key
         job.estimator.observe(decoded_tokens)
-        job.ends.clear()
         if job.order_key != before and before in self._live_in_order:
             self._live_in_order.remove(before)
             self._live_in_order.add(job.order_key)

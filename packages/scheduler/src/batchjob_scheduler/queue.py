@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from sys import maxsize
-from typing import Final
+from typing import Final, TypeAlias
 
 from sortedcontainers import SortedDict, SortedKeyList
 
 from batchjob_scheduler.blend import Turns
 from batchjob_scheduler.config import BatchJobConfig
 from batchjob_scheduler.engine_view import EngineView, Request
-from batchjob_scheduler.estimator import held_between
+from batchjob_scheduler.estimator import DecodeLengthEstimator, held_between
 from batchjob_scheduler.forecast import Forecast, JobWork, forecast
 from batchjob_scheduler.jobs import DEFAULT_JOB, PROBES_PER_JOB, Job, JobTable, job_name
 from batchjob_scheduler.reservation import (
@@ -35,6 +35,10 @@ _CHANGES_OF_A_STEP: Final = 8
 
 # More than ever arrive, so that a need and an arrival are one number to sort by.
 _MOST_ARRIVALS: Final = 1 << 48
+
+
+_Ends: TypeAlias = tuple[DecodeLengthEstimator, int, int, int]
+"""The estimator of a request's job, its prompt, and the fewest and the most tokens that it ends with."""
 
 
 class _Entry:
@@ -120,7 +124,8 @@ class _Level:
         if entry.preempted_at is not None:
             self.preempted.pop(entry.preempted_at, None)
             return
-        self.probes.pop(entry.arrival, None)
+        if entry.is_early:
+            self.probes.pop(entry.arrival, None)
         of_job = self.by_job.get(job.name)
         if of_job is not None:
             of_job.discard(entry)
@@ -159,6 +164,8 @@ class BatchJobQueue:
         self._waiting = 0
         self._arrivals = 0
         self._preemptions = 0
+        # Between which ends the prediction of a running request is held.
+        self._ends: dict[str, _Ends] = {}
         # Of those that started only, so that what waits takes little memory.
         self._just_preempted: set[_Entry] = set()
         self._strides: dict[_Entry, float] = {}
@@ -406,18 +413,30 @@ class BatchJobQueue:
 
     def _end_of(self, request: Request) -> int:
         """With how many tokens a request that has started ends; one of an unknown job goes on to its cap."""
+        of_request = self._ends.get(request.request_id) or self._remember_ends(request)
+        if of_request is None:
+            return maxsize
+        estimator, prompt, least, most = of_request
+        end = prompt + estimator.predicted_tokens if estimator.observations else most
+        # Every running request comes by here in each step, most of them within their limits.
+        return end if least <= end <= most else held_between(end, least, most)
+
+    def _remember_ends(self, request: Request) -> _Ends | None:
         entry = self._entries.get(request.request_id)
         if entry is None:
-            return maxsize
-        end = entry.job.ends.get(entry)
-        if end is None:
-            estimator = entry.job.estimator
-            predicted = estimator.predicted_tokens if estimator.observations else request.max_tokens
-            at_least = getattr(request.sampling_params, "min_tokens", 0) or 0
-            end = request.num_prompt_tokens + held_between(predicted, at_least, request.max_tokens)
-            if not getattr(request, "resumable", False):  # the next turn of a session may be longer
-                entry.job.ends[entry] = end
-        return end
+            return None
+        prompt = request.num_prompt_tokens
+        at_least = getattr(request.sampling_params, "min_tokens", 0) or 0
+        ends = (
+            entry.job.estimator,
+            prompt,
+            prompt + held_between(0, at_least, request.max_tokens),
+            prompt + request.max_tokens,
+        )
+        # The next turn of a session may be longer.
+        if entry.runs and not getattr(request, "resumable", False):
+            self._ends[request.request_id] = ends
+        return ends
 
     # --- bookkeeping ------------------------------------------------------------------------------
 
@@ -437,16 +456,18 @@ class BatchJobQueue:
         entry.arrive_at(job)
         self._arrivals += 1
         self._entries[request.request_id] = entry
-        if self.jobs.is_displaced(name):
+        if job.name != name:  # it shares the default job's place
             self._displaced.setdefault(name, set()).add(entry)
         return entry
 
     def _put_in(self, entry: _Entry) -> None:
         request = entry.request
         self._changes += 1
-        self._count_running(entry, False)
+        if entry.runs:
+            self._count_running(entry, False)
         entry.waiting = True
-        entry.need_tokens = request.num_tokens - request.num_computed_tokens
+        need = request.num_tokens - request.num_computed_tokens
+        entry.need_tokens = need
         self._waiting += 1
         if entry.preempted_at is not None:
             self._preempted[request.request_id] = entry
@@ -459,7 +480,7 @@ class BatchJobQueue:
         job = entry.job
         if self._turns is not None and not job.waiting:
             self._turns.join(job)
-        job.count_waiting(1, entry.need_tokens)
+        job.count_waiting(1, need)
         level.insert(entry, job)
 
     def _take_out(self, entry: _Entry) -> None:
@@ -487,7 +508,7 @@ class BatchJobQueue:
 
     def _count_running(self, entry: _Entry, runs: bool) -> None:
         entry.job.running += runs - entry.runs
-        entry.job.ends.pop(entry, None)
+        self._ends.pop(entry.request.request_id, None)
         entry.runs = runs
 
     def _count_started(self, entry: _Entry) -> None:
@@ -508,7 +529,8 @@ class BatchJobQueue:
     def _end(self, entry: _Entry) -> None:
         if entry.waiting:
             self._take_out(entry)
-        self._count_running(entry, False)
+        if entry.runs:
+            self._count_running(entry, False)
         del self._entries[entry.request.request_id]
         entry.job.finished += 1
         displaced = self._displaced.get(entry.job_name)
@@ -534,7 +556,7 @@ class BatchJobQueue:
             entry.arrive_at(job)
             job.started += entry.started
             shared.running -= entry.runs
-            shared.ends.pop(entry, None)
+            self._ends.pop(entry.request.request_id, None)
             job.running += entry.runs
             if in_level:
                 self._levels[entry.priority].insert(entry, job)

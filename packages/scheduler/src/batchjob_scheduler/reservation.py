@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Final
 
@@ -58,7 +59,7 @@ class PredictedPeak:
     """What the running requests are predicted to hold together as they end one after the other (V5).
 
     >>> peak = PredictedPeak()
-    >>> peak.add(held=100, remaining=10)
+    >>> peak.add(held=[100], remaining=[10])
     >>> peak.beside(4), peak.beside(30)   # 100 + 2 * 4 when it ends first, 100 + 2 * 10 before it does
     (108, 120)
     """
@@ -70,10 +71,13 @@ class PredictedPeak:
         # What they and one more hold when each has decoded so many tokens.
         self._together: list[int] = []
 
-    def add(self, held: int, remaining: int) -> None:
-        """One more request runs."""
-        self._held[remaining] += held
-        self._ending[remaining] += 1
+    def add(self, held: Iterable[int], remaining: Iterable[int]) -> None:
+        """More requests run: what each holds, and what it decodes, which is one token at least (E5)."""
+        # Every running request comes by here in each step, so nothing is called for it.
+        for tokens, left in zip(held, remaining, strict=True):
+            end = LOOK_AHEAD_TOKENS if left > LOOK_AHEAD_TOKENS else left if left > 0 else 1
+            self._held[end] += tokens
+            self._ending[end] += 1
         self._together.clear()
 
     def beside(self, remaining: int) -> int:

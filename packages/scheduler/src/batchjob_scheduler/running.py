@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import sub
 
 from batchjob_scheduler.config import BatchJobConfig
 from batchjob_scheduler.engine_view import EngineView, Request
@@ -10,9 +11,7 @@ from batchjob_scheduler.reservation import (
     PredictedPeak,
     attainable_tokens,
     blocks_for,
-    known_tokens,
     next_step_blocks,
-    within_look_ahead,
 )
 
 
@@ -75,19 +74,23 @@ class Running:
         return room if room >= enough else (attainable - self._peak_beside(remaining)) // size * size
 
     def _peak_beside(self, remaining: int) -> int:
-        size, first = self._engine.block_size, self._in_peak
-        for request, known in zip(self._counted[first:], self._known[first:], strict=True):
-            self._peak.add(blocks_for(known, size) * size, within_look_ahead(self._end_of(request), known))
-        self._in_peak = len(self._counted)
+        first, self._in_peak = self._in_peak, len(self._counted)
+        if first < self._in_peak:
+            known = self._known[first:]
+            size = self._engine.block_size
+            whole = [-(-tokens // size) * size for tokens in known]
+            self._peak.add(whole, map(sub, map(self._end_of, self._counted[first:]), known))
         return self._peak.beside(remaining)
 
     def _count(self, requests: Sequence[Request]) -> None:
         engine, size, step_tokens = self._engine, self._engine.block_size, self._engine.step_tokens
         known_blocks = held_blocks = reserve = 0
         for request in requests:
-            known, computed = known_tokens(request), request.num_computed_tokens
+            # As known_tokens and blocks_for say: calls for every running request in each step add up.
+            known = request.num_tokens + request.num_output_placeholders
+            blocks = -(-known // size)
+            computed = request.num_computed_tokens
             self._known.append(known)
-            blocks = blocks_for(known, size)
             known_blocks += blocks
             after_this_step = computed + step_tokens
             held_blocks += blocks if known <= after_this_step else blocks_for(after_this_step, size)
