@@ -161,15 +161,17 @@ def main() -> None:
     done = {task_of(row) for row in reused}
     left = [task for task in tasks if task not in done]
     runs = []
+    arguments.output.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     for number, run in enumerate(make_all(left, arguments.jobs), 1):
         runs.append(run)
         ratios = ", ".join(f"{result.timing} {result.ratio_to_bound:.3f}" for result in run.results)
         names = f"{run.task.workload}, seed {run.task.seed}, {run.task.policy}"
         print(f"[{number}/{len(left)}] {names}: {ratios} of the bound, {run.wall_seconds:.0f} s", flush=True)
+        # It takes hours: what is done can be reused if it does not come to its end.
+        write_csv(arguments.output / "runs.csv", [*reused, *rows(runs)])
     all_rows = sorted([*reused, *rows(runs)], key=lambda row: tasks.index(task_of(row)))
     figures = Figures(all_rows, ROLES)
-    arguments.output.mkdir(parents=True, exist_ok=True)
     minutes = (time.monotonic() - start) / 60
     heading = (
         f"`{command('bench')}`: {len(tasks)} runs of {arguments.requests} requests, "
