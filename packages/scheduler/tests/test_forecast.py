@@ -182,3 +182,15 @@ def test_free_slots_are_filled_soon_where_an_empty_one_is_lost(prompt, steps):
     decode = 640 * 128 + 60 * 127
     even = 1.1 * (640 * prompt + decode) / (decode / 64 + 128)
     assert step_tokens(queue, engine) == int(even + 4 * prompt / steps)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "blocks_withheld", "at_once"),
+    [(44, 0, True), (45, 0, False), (44, 9_880, False)],
+    ids=["all fit", "a slot is missing", "blocks are missing"],
+)
+def test_critical_work_that_fits_as_a_whole_starts_at_once(waiting, blocks_withheld, at_once):
+    # 20 of 64 slots are taken.
+    queue, engine = busy(running=20, waiting=waiting, prompt=64, max_tokens=2000)
+    engine.withhold(blocks_withheld)
+    assert (step_tokens(queue, engine) >= waiting * 64) is at_once

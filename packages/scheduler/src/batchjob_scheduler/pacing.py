@@ -51,6 +51,9 @@ def _filling_tokens(left: Forecast, engine: EngineView) -> float:
     prompt = waiting_tokens / waiting
     slots = engine.max_running - len(engine.running())
     room = engine.free_blocks() * engine.block_size / max(left.tokens_held, prompt)
+    if waiting <= min(slots, room):
+        # Nothing is left to ride along with later steps, and a delay of any may be one of the batch.
+        return waiting_tokens
     slots_are_short = left.concurrency > engine.max_running - 1
     decoding_counts = left.prefill_tokens < _MOSTLY_PREFILL * left.decode_tokens
     steps = _STEPS_TO_FILL_SLOTS if slots_are_short and decoding_counts else _STEPS_TO_FILL
