@@ -104,9 +104,8 @@ def test_what_is_wrong_ends_it_with_one_line(refused, lengths, tmp_path):
     empty = tmp_path / "empty.csv"
     empty.write_text("prompt_tokens,output_tokens\n")
     assert refused(empty, "--fake").endswith("empty.csv: no request, allowed: at least one")
-    assert "lengths.csv:2: prompt_tokens 2000 + output_tokens 10 is 2010, allowed: up to 250" in refused(
-        lengths, "--fake", "--max-model-len", "250"
-    )
+    too_long = "prompt_tokens 2000 + output_tokens 10 is 2010, allowed: up to max_model_len 250"
+    assert f"lengths.csv:2: {too_long}" in refused(lengths, "--fake", "--max-model-len", "250")
     assert "No such file or directory: 'nowhere.csv'" in refused("nowhere.csv", "--fake")
     assert "--output-tokens: got '=5', allowed: JOB=MEAN" in refused(lengths, "--output-tokens", "=5")
     assert "--additional-config: got '[]', allowed: a JSON" in refused(lengths, "--additional-config", "[]")

@@ -81,11 +81,14 @@ HEAD = "prompt_tokens,output_tokens,max_tokens,prefix_tokens\n"
         (f"{HEAD}5,5,,-1\n", "lengths.csv:2: prefix_tokens is '-1', allowed: an integer of at least 0"),
         (
             f"{HEAD}60,41,,\n",
-            r"lengths.csv:2: prompt_tokens 60 \+ output_tokens 41 is 101, allowed: up to 100",
+            r"lengths.csv:2: prompt_tokens 60 \+ output_tokens 41 is 101, allowed: up to max_model_len 100",
         ),
-        (f"{HEAD}60,1,41,\n", r"lengths.csv:2: prompt_tokens 60 \+ max_tokens 41 is 101, allowed: up to 100"),
-        (f"{HEAD}5,5,4,\n", "lengths.csv:2: max_tokens is 4, allowed: at least output_tokens, 5"),
-        (f"{HEAD}5,5,,6\n", "lengths.csv:2: prefix_tokens is 6, allowed: up to prompt_tokens, 5"),
+        (
+            f"{HEAD}60,1,41,\n",
+            r"lengths.csv:2: prompt_tokens 60 \+ max_tokens 41 is 101, allowed: up to max_model_len 100",
+        ),
+        (f"{HEAD}5,5,4,\n", "lengths.csv:2: max_tokens is 4, allowed: at least output_tokens 5"),
+        (f"{HEAD}5,5,,6\n", "lengths.csv:2: prefix_tokens is 6, allowed: 0 to prompt_tokens 5"),
     ],
 )
 def test_wrong_lengths_are_refused_with_their_place(csv_of, text, message):

@@ -62,8 +62,8 @@ def test_a_workload_fits_the_model(data, max_model_len):
         ((0, 5), "request 1 of job 'news': prompt_tokens is 0, allowed: at least 1"),
         ((5, 0), "request 1 of job 'news': output_tokens is 0, allowed: at least 1"),
         ((5, -1), "request 1 of job 'news': output_tokens is -1, allowed: at least 1"),
-        ((101, 1), "prompt_tokens 101 \\+ output_tokens 1, allowed: up to max_model_len 100"),
-        ((60, 41), "prompt_tokens 60 \\+ output_tokens 41, allowed: up to max_model_len 100"),
+        ((101, 1), "prompt_tokens 101 \\+ output_tokens 1 is 102, allowed: up to max_model_len 100"),
+        ((60, 41), "prompt_tokens 60 \\+ output_tokens 41 is 101, allowed: up to max_model_len 100"),
     ],
 )
 def test_impossible_lengths_are_refused_where_they_are_made(lengths, message):

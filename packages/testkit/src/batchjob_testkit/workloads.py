@@ -31,6 +31,29 @@ class WorkloadRequest:
         """
         return "length" if self.output_tokens == self.max_tokens else "stop"
 
+    def fault(self, max_model_len: int) -> str | None:
+        """What of its lengths is impossible with such a model, and what is allowed.
+
+        >>> WorkloadRequest("news", 90, 20).fault(max_model_len=100)
+        'prompt_tokens 90 + output_tokens 20 is 110, allowed: up to max_model_len 100'
+        """
+        lengths = {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens}
+        for name, tokens in lengths.items():
+            if tokens < 1:
+                return f"{name} is {tokens}, allowed: at least 1"
+        if not 0 <= self.prefix_tokens <= self.prompt_tokens:
+            return f"prefix_tokens is {self.prefix_tokens}, allowed: 0 to prompt_tokens {self.prompt_tokens}"
+        if self.max_tokens is not None:
+            if self.max_tokens < self.output_tokens:
+                return (
+                    f"max_tokens is {self.max_tokens}, allowed: at least output_tokens {self.output_tokens}"
+                )
+            lengths = {"prompt_tokens": self.prompt_tokens, "max_tokens": self.max_tokens}
+        if sum(lengths.values()) > max_model_len:
+            together = " + ".join(f"{name} {tokens}" for name, tokens in lengths.items())
+            return f"{together} is {sum(lengths.values())}, allowed: up to max_model_len {max_model_len}"
+        return None
+
     def request_id(self, number: int) -> str:
         """An ID with the tag of the job.
 
@@ -47,10 +70,10 @@ class Workload:
     Raises:
         ValueError: for the first request whose lengths are impossible.
 
-    >>> Workload(100, (WorkloadRequest("news", 90, 20),))
+    >>> Workload(9, (WorkloadRequest("a", 9, 2),))
     Traceback (most recent call last):
         ...
-    ValueError: request 0 of job 'news': prompt_tokens 90 + output_tokens 20, allowed: up to max_model_len 100
+    ValueError: request 0 of job 'a': prompt_tokens 9 + output_tokens 2 is 11, allowed: up to max_model_len 9
     """
 
     max_model_len: int
@@ -58,22 +81,9 @@ class Workload:
 
     def __post_init__(self) -> None:
         for number, request in enumerate(self.requests):
-            where = f"request {number} of job {request.job!r}"
-            lengths = {"prompt_tokens": request.prompt_tokens, "output_tokens": request.output_tokens}
-            for name, tokens in lengths.items():
-                if tokens < 1:
-                    raise ValueError(f"{where}: {name} is {tokens}, allowed: at least 1")
-            if not 0 <= request.prefix_tokens <= request.prompt_tokens:
-                allowed = f"0 to prompt_tokens {request.prompt_tokens}"
-                raise ValueError(f"{where}: prefix_tokens is {request.prefix_tokens}, allowed: {allowed}")
-            if request.max_tokens is not None:
-                if request.max_tokens < request.output_tokens:
-                    allowed = f"at least output_tokens {request.output_tokens}"
-                    raise ValueError(f"{where}: max_tokens is {request.max_tokens}, allowed: {allowed}")
-                lengths = {"prompt_tokens": request.prompt_tokens, "max_tokens": request.max_tokens}
-            if sum(lengths.values()) > self.max_model_len:
-                together = " + ".join(f"{name} {tokens}" for name, tokens in lengths.items())
-                raise ValueError(f"{where}: {together}, allowed: up to max_model_len {self.max_model_len}")
+            fault = request.fault(self.max_model_len)
+            if fault is not None:
+                raise ValueError(f"request {number} of job {request.job!r}: {fault}")
 
     def max_tokens_of(self, request: WorkloadRequest) -> int:
         """What the engine lets a request decode at most.

@@ -125,23 +125,9 @@ def _request(cells: Mapping[str, str], where: str) -> WorkloadRequest:
 
 
 def _checked(request: WorkloadRequest, where: str, max_model_len: int) -> WorkloadRequest:
-    lengths = request.prompt_tokens + (request.max_tokens or request.output_tokens)
-    if lengths > max_model_len:
-        name = "output_tokens" if request.max_tokens is None else "max_tokens"
-        raise LengthsError(
-            f"{where}: prompt_tokens {request.prompt_tokens} + {name} {lengths - request.prompt_tokens} "
-            f"is {lengths}, allowed: up to {max_model_len}, the model's maximum"
-        )
-    if request.max_tokens is not None and request.max_tokens < request.output_tokens:
-        raise LengthsError(
-            f"{where}: max_tokens is {request.max_tokens}, allowed: at least output_tokens, "
-            f"{request.output_tokens}"
-        )
-    if request.prefix_tokens > request.prompt_tokens:
-        raise LengthsError(
-            f"{where}: prefix_tokens is {request.prefix_tokens}, allowed: up to prompt_tokens, "
-            f"{request.prompt_tokens}"
-        )
+    fault = request.fault(max_model_len)
+    if fault is not None:
+        raise LengthsError(f"{where}: {fault}")
     return request
 
 
