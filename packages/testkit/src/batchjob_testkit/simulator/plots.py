@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from colorsys import hsv_to_rgb
 from pathlib import Path
 from typing import Any, Final
 
 from batchjob_testkit.simulator.simulation import Moment, Result
 
 _POINTS: Final = 150
+_USUAL_COLOURS: Final = 10
 _MARKERS: Final = "osD^v<>PX*pHdh"
 
 
@@ -21,8 +23,8 @@ def plot_runs(path: Path, runs: Mapping[str, Result]) -> None:
     jobs = list(
         dict.fromkeys(job for result in runs.values() for moment in result.moments for job in moment.running)
     )
-    jobs.sort()
-    colours = {job: f"C{number % 10}" for number, job in enumerate(jobs)}
+    jobs.sort(key=lambda job: (len(job), job))  # "job 10" after "job 2"
+    colours = dict(zip(jobs, distinct_colours(len(jobs)), strict=True))
     for column, (label, result) in enumerate(runs.items()):
         moments = thinned(result.moments)
         seconds = [moment.seconds for moment in moments]
@@ -67,6 +69,18 @@ def thinned(moments: Sequence[Moment]) -> list[Moment]:
         if not kept or moment.seconds >= kept[-1].seconds + spacing or moment is moments[-1]:
             kept.append(moment)
     return kept
+
+
+def distinct_colours(count: int) -> list[str | tuple[float, float, float]]:
+    """So many colours of which no two are the same: the usual ones, or where they are too few a rainbow.
+
+    >>> distinct_colours(2), len(set(distinct_colours(24)))
+    (['C0', 'C1'], 24)
+    """
+    if count <= _USUAL_COLOURS:
+        return [f"C{number}" for number in range(count)]
+    # Neighbours differ in brightness, too.
+    return [hsv_to_rgb(number / count, 0.7, 0.6 if number % 2 else 0.95) for number in range(count)]
 
 
 def _subplots(rows: int, columns: int, **options: Any) -> Any:
