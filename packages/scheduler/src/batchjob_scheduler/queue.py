@@ -463,8 +463,7 @@ class BatchJobQueue:
     def _put_in(self, entry: _Entry) -> None:
         request = entry.request
         self._changes += 1
-        if entry.runs:
-            self._count_running(entry, False)
+        self._count_running(entry, False)
         entry.waiting = True
         need = request.num_tokens - request.num_computed_tokens
         entry.need_tokens = need
@@ -507,9 +506,10 @@ class BatchJobQueue:
         entry.job.preemptions += 1
 
     def _count_running(self, entry: _Entry, runs: bool) -> None:
-        entry.job.running += runs - entry.runs
-        self._ends.pop(entry.request.request_id, None)
-        entry.runs = runs
+        if runs != entry.runs:
+            entry.job.running += runs - entry.runs
+            self._ends.pop(entry.request.request_id, None)
+            entry.runs = runs
 
     def _count_started(self, entry: _Entry) -> None:
         if self._turns is not None and entry.preempted_at is None:
@@ -529,8 +529,7 @@ class BatchJobQueue:
     def _end(self, entry: _Entry) -> None:
         if entry.waiting:
             self._take_out(entry)
-        if entry.runs:
-            self._count_running(entry, False)
+        self._count_running(entry, False)
         del self._entries[entry.request.request_id]
         entry.job.finished += 1
         displaced = self._displaced.get(entry.job_name)

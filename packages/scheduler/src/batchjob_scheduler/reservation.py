@@ -73,7 +73,7 @@ class PredictedPeak:
 
     def add(self, held: Iterable[int], remaining: Iterable[int]) -> None:
         """More requests run: what each holds, and what it decodes, which is one token at least (E5)."""
-        # Every running request comes by here in each step, so nothing is called for it.
+        # As within_look_ahead says: a call for every running request in each step adds up.
         for tokens, left in zip(held, remaining, strict=True):
             end = LOOK_AHEAD_TOKENS if left > LOOK_AHEAD_TOKENS else left if left > 0 else 1
             self._held[end] += tokens

@@ -32,6 +32,7 @@ class Running:
         """Whether the engine is deciding on a step."""
         self._counted: list[Request] = []
         self._known: list[int] = []
+        self._blocks: list[int] = []
 
     def begin_step(self) -> None:
         """The engine decides on a step: until it has, nothing is computed."""
@@ -47,12 +48,11 @@ class Running:
         running, counted = self._engine.running(), self._counted
         kept = self.in_step and counted and len(running) >= len(counted)
         if not kept or running[len(counted) - 1] is not counted[-1]:
-            self._counted, self._known = [], []
+            self._counted, self._known, self._blocks = [], [], []
             self.reserve_blocks = min(self._margin, self._limit)
             """V2"""
             self.held_blocks = 0
             """What they hold together once this step is computed."""
-            self._known_blocks = 0
             self._in_peak = 0
             self._peak = PredictedPeak()
         self._count(running[len(self._counted) :])
@@ -76,27 +76,26 @@ class Running:
     def _peak_beside(self, remaining: int) -> int:
         first, self._in_peak = self._in_peak, len(self._counted)
         if first < self._in_peak:
-            known = self._known[first:]
             size = self._engine.block_size
-            whole = [-(-tokens // size) * size for tokens in known]
-            self._peak.add(whole, map(sub, map(self._end_of, self._counted[first:]), known))
+            held = (blocks * size for blocks in self._blocks[first:])
+            self._peak.add(held, map(sub, map(self._end_of, self._counted[first:]), self._known[first:]))
         return self._peak.beside(remaining)
 
     def _count(self, requests: Sequence[Request]) -> None:
         engine, size, step_tokens = self._engine, self._engine.block_size, self._engine.step_tokens
-        known_blocks = held_blocks = reserve = 0
+        held_blocks = reserve = 0
         for request in requests:
             # As known_tokens and blocks_for say: calls for every running request in each step add up.
             known = request.num_tokens + request.num_output_placeholders
             blocks = -(-known // size)
             computed = request.num_computed_tokens
             self._known.append(known)
-            known_blocks += blocks
+            self._blocks.append(blocks)
             after_this_step = computed + step_tokens
             held_blocks += blocks if known <= after_this_step else blocks_for(after_this_step, size)
             if reserve < self._limit:
                 reserve += next_step_blocks(known, computed, engine)
-        self._known_blocks += known_blocks
+        self._known_blocks = sum(self._blocks)
         self.held_blocks += held_blocks
         self.reserve_blocks = min(self.reserve_blocks + reserve, self._limit)
         self._counted += requests

@@ -503,17 +503,22 @@ class VirtualEngine:
         step = self._in_flight.popleft()
         outputs = self.scheduler.update_from_output(step.scheduled, self._runner.hand_over(step))
         for of_client in outputs.values():
-            last = {result.request_id: result for result in of_client.outputs}
             for result in of_client.outputs:
                 name = result.request_id
                 self._tokens[name] += result.new_token_ids
-                # A session says so at the end of each turn; the whole of it may end just after a turn.
-                is_turn = self.requests[name].resumable and result is not last[name]
-                if result.finish_reason is not None and self.requests[name].is_finished() and not is_turn:
+                if result.finish_reason is not None and self._is_over(result, of_client.outputs):
                     self._answer(name, str(result.finish_reason), result.stop_reason)
         if self.options.speculative_tokens and not self.options.async_scheduling:
             drafts = self._runner.drafts(step, self.options.speculative_tokens)
             self.scheduler.update_draft_token_ids(drafts)
+
+    def _is_over(self, result: Any, outputs: list[Any]) -> bool:
+        """A session says how it ends at the end of each turn; the whole of it may end just after a turn."""
+        request = self.requests[result.request_id]
+        if not request.resumable:
+            return bool(request.is_finished())
+        *_, last = (output for output in outputs if output.request_id == request.request_id)
+        return result is last and bool(request.is_finished())
 
     def _answer(self, name: str, finish_reason: str, stop_reason: int | str | None) -> None:
         assert name not in self.outcomes, f"{name} was answered twice"
