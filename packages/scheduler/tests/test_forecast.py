@@ -83,13 +83,16 @@ def test_steps_are_thin_if_few_decode_side_by_side_and_what_waits_fills_them(mea
 # --- the budget of a step -------------------------------------------------------------------------
 
 
-def busy(*, running, waiting, prompt=64, max_tokens=100, step_limit=8192):
+def busy(*, running, waiting, prompt=64, max_tokens=100, step_limit=8192, order="lpt"):
     engine = FakeEngine(usable_blocks=10_000, step_tokens=step_limit, max_running=64)
-    queue = BatchJobQueue(BatchJobConfig(look_ahead=False), engine)
+    queue = BatchJobQueue(BatchJobConfig(look_ahead=False, order=order), engine)
     for number in range(running + waiting):
         queue.add_request(FakeRequest(f"r{number}#job_name[news]#", prompt, max_tokens))
     for _ in range(running):
         engine.start(queue.pop_request())
+    for _ in range(8):  # after so many steps a forecast is renewed
+        queue.begin_step()
+        queue.end_step()
     return queue, engine
 
 
@@ -118,6 +121,27 @@ def test_prefill_is_spread_over_the_steps_that_are_left():
     steps = decode / 64 + 128
     even = 1.1 * (640 * 1024 + decode) / steps
     assert step_tokens(queue, engine) == int(even)
+
+
+@pytest.mark.parametrize("prompt", [200, 400, 1024], ids=["even is less", "about even", "even is more"])
+def test_a_blended_step_computes_what_is_free_if_that_is_near_the_even_share(prompt):
+    # As above; all that runs is computed.
+    queue, engine = busy(running=64, waiting=640, prompt=prompt, max_tokens=2000, order="blend")
+    context = sum(request.num_computed_tokens for request in engine.running())
+    assert context == 64 * prompt
+    decode = 640 * 128 + 64 * 127
+    even = (640 * prompt + decode) / (decode / 64 + 128)
+    free = 200 + context / 600
+    places = {200: 2, 400: 1, 1024: 0}
+    assert sorted([0.9 * even, free, 1.1 * even]).index(free) == places[prompt]
+    assert step_tokens(queue, engine) == int(sorted([0.9 * even, free, 1.1 * even])[1])
+
+
+@pytest.mark.parametrize(("prompt", "at_once"), [(300, True), (400, False)])
+def test_a_blended_batch_starts_at_once_if_that_stalls_decodes_for_two_steps_at_most(prompt, at_once):
+    # 44 * 400 tokens are more than two steps of 8192.
+    queue, engine = busy(running=20, waiting=44, prompt=prompt, max_tokens=2000, order="blend")
+    assert (step_tokens(queue, engine) >= min(8192, 44 * prompt)) is at_once
 
 
 # --- turns ----------------------------------------------------------------------------------------

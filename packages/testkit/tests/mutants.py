@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from batchjob_spec import estimator, jobs, ordering, queue, reservation
-from batchjob_testkit.contracts import EstimatorContract, QueueContract, ReservationContract
+from batchjob_testkit.contracts import BlendingQueueContract, EstimatorContract, ReservationContract
 from batchjob_testkit.estimators import SpecEstimator
 from batchjob_testkit.queues import SpecQueue
 from batchjob_testkit.reservations import SpecReservation
@@ -47,14 +47,15 @@ def replaces(rejected_by, module, name):
 
     def register(function):
         words = "".join(word.title() for word in function.__name__.split("_"))
-        MUTANTS[words] = Mutant(QueueContract, f"test_{rejected_by}", SpecQueue, (module, name, function))
+        replaced = (module, name, function)
+        MUTANTS[words] = Mutant(BlendingQueueContract, f"test_{rejected_by}", SpecQueue, replaced)
         return function
 
     return register
 
 
 KINDS = {
-    SpecQueue: (QueueContract, "make_queue"),
+    SpecQueue: (BlendingQueueContract, "make_queue"),
     SpecEstimator: (EstimatorContract, "make_estimator"),
     SpecReservation: (ReservationContract, "make_reservation"),
 }
@@ -172,6 +173,17 @@ def order_flips_at_the_threshold(short, budget, low_available_tokens_threshold):
 @replaces("o5_the_longest_need_first_and_equal_needs_in_order", ordering, "regular_key")
 def unfair_tie(priority, rank, predicted, job_appeared, need, arrival):
     return (priority, ordering.Tier.REGULAR, rank, -predicted, job_appeared, -need, -arrival)
+
+
+@replaces("o5c_needs_are_taken_as_they_are_spread", ordering, "place_in_turn")
+def blend_takes_the_longest(started, waiting):
+    return waiting - 1
+
+
+@replaces("o5c_if_it_does_not_fit_the_longest_that_fits", queue, "need_in_turn")
+def blend_takes_what_fits_only(state, member):
+    needs = sorted(queue.need_tokens(other) for other in queue.admissible(state, queue.budgets(state)[0]))
+    return needs[ordering.place_in_turn(state.job_of(member).started, len(needs))]
 
 
 @breaks("o6_nothing_that_fits_waits_behind_what_does_not")
@@ -359,7 +371,7 @@ def suite(mutant):
     def make(self, monkeypatch):
         if mutant.replaced:
             monkeypatch.setattr(*mutant.replaced)
-        if mutant.contract is QueueContract:
+        if mutant.contract is BlendingQueueContract:
             return lambda engine, settings, policy: mutant.broken(engine, settings, priority_policy=policy)
         return mutant.broken
 

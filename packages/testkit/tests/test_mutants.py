@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import mutants  # the module beside this file
 
 from batchjob_testkit.history import rule_of
+from batchjob_testkit.queues import SpecQueue
 from batchjob_testkit.stateful import lockstep
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "contracts.md"
@@ -45,8 +46,14 @@ def test_a_mutant_is_rejected_by_the_rule_that_it_breaks(failures, name):
 
 
 def test_lockstep_finds_a_short_history_and_says_the_rule_and_both_sides():
+    class Undercounts(SpecQueue):
+        """Broken in a way that shows in one way, so that the search finds the same wherever it begins."""
+
+        def __len__(self):
+            return max(0, super().__len__() - 1)
+
     def make(engine, settings, policy):
-        return mutants.DoublePop(engine, settings, priority_policy=policy)
+        return Undercounts(engine, settings, priority_policy=policy)
 
     search = hypothesis.settings(
         max_examples=50,
@@ -60,10 +67,8 @@ def test_lockstep_finds_a_short_history_and_says_the_rule_and_both_sides():
     with pytest.raises(AssertionError) as error:
         run_state_machine_as_test(lockstep(make), settings=search)
     said, _, after = str(error.value).partition("\n  after:\n")
-    assert said.splitlines()[:3] == ["Q4: len counts all that wait", "  observed: 1", "  expected: 0"]
-    assert [event.split()[1].partition("(")[0] for event in after.splitlines()] == [
-        *("a", "r0#job_name[news]#", "peek_request", "peek_request", "pop_request", "the")
-    ], after
+    assert said.splitlines()[:3] == ["Q4: len counts all that wait", "  observed: 0", "  expected: 1"]
+    assert [event.split()[1] for event in after.splitlines()] == ["a", "r0#job_name[news]#"], after
 
 
 def test_the_documented_failure_is_what_is_printed(failures):

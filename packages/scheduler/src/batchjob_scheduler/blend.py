@@ -1,8 +1,9 @@
-"""Jobs side by side (``order: blend``, rule O5b).
+"""Jobs side by side, and in each of them long prompts beside short ones (``order: blend``, rules O5b, O5c).
 
 Work of one kind after work of another leaves the device half idle twice: decodes alone read memory, prefill
 alone computes. So jobs take turns, each admitted evenly over the time that it has, and a job that has no
-time to spare goes first as long as its decodes fill the steps by themselves.
+time to spare goes first as long as its decodes fill the steps by themselves. Inside a job, needs are taken
+as they are spread.
 """
 
 from __future__ import annotations
@@ -18,6 +19,19 @@ _LEAST_SLACK: Final = 0.05
 
 _MOST_LEAD: Final = 0.02
 """How far a job may be ahead of the one whose turn it is, as a share of the steps that are left."""
+
+
+_ONE: Final = 1 << 16
+_GOLDEN_SECTION: Final = 40503
+"""Of ``_ONE``, in whole numbers: the specification says the same of it (O5c)."""
+
+
+def place_in_turn(started: int, waiting: int) -> int:
+    """Of so many waiting requests of a job, sorted by need, the place of the one whose turn it is (O5c).
+
+    Steps of the golden section come back to no part of the list soon.
+    """
+    return (started * _GOLDEN_SECTION) % _ONE * waiting // _ONE
 
 
 class Turns:

@@ -28,6 +28,20 @@ _STEPS_TO_FILL_SLOTS: Final = 4
 _MOSTLY_PREFILL: Final = 4
 """So many tokens to prefill for each one to decode make an empty slot cost nothing."""
 
+_LESS_THAN_EVEN: Final = 0.9
+"""Below this share of the even one, prefill would be left over at the end."""
+
+_FREE_TOKENS: Final = 200
+_CONTEXT_OF_A_FREE_TOKEN: Final = 600
+"""About what a step computes while it reads the weights, and of how much context while it computes one more.
+
+An accelerator of today computes 150 to 300 operations for each byte that it reads, and a model of some
+billion parameters keeps 50 to 150 KB a token in the KV cache.
+"""
+
+_MOST_STEPS_AT_ONCE: Final = 2
+"""Whole steps of prefill for which decodes may stall, to start the last of a blended batch at once."""
+
 
 def step_tokens(queue: BatchJobQueue, engine: EngineView, tokens_per_decode: int = 1) -> int:
     """The budget of the step that comes now, in tokens: at most the engine's own.
@@ -37,24 +51,62 @@ def step_tokens(queue: BatchJobQueue, engine: EngineView, tokens_per_decode: int
     limit, running = engine.step_tokens, len(engine.running())
     if not running or not len(queue):
         return limit
-    left = queue.forecast()
-    even = _MORE_THAN_EVEN * (left.prefill_tokens + left.decode_tokens) / left.steps
     at_least = running * tokens_per_decode + max(MIN_PREFILL_TOKENS, engine.block_size)
-    return min(limit, max(at_least, int(even + _filling_tokens(left, engine))))
+    left = queue.forecast()
+    shaped = _blended_tokens(left, engine) if queue.blends else _shaped_tokens(left, engine)
+    return min(limit, max(at_least, int(shaped)))
 
 
-def _filling_tokens(left: Forecast, engine: EngineView) -> float:
-    """What critical work has to compute in this step, to fill the free slots or the free blocks soon."""
+def _shaped_tokens(left: Forecast, engine: EngineView) -> float:
+    """The even share and, while critical work waits, what fills the free slots and blocks soon."""
+    if _all_critical_fits(left, engine):
+        # Nothing is left to ride along with later steps, and a delay of any may be one of the batch.
+        return _MORE_THAN_EVEN * _even_tokens(left) + left.critical_waiting[1]
+    steps = _STEPS_TO_FILL_SLOTS if _empty_slots_cost(left, engine) else _STEPS_TO_FILL
+    return _MORE_THAN_EVEN * _even_tokens(left) + _fitting_tokens(left, engine) / steps
+
+
+def _blended_tokens(left: Forecast, engine: EngineView) -> float:
+    """About what the step computes for nothing, and not far from the even share.
+
+    Blend takes short prompts and long ones as they are spread (O5c), so there is some to ride along always.
+    """
+    shaped = _shaped_tokens(left, engine)
+    stalled_steps = left.critical_waiting[1] / engine.step_tokens
+    if _all_critical_fits(left, engine) and stalled_steps <= _MOST_STEPS_AT_ONCE:
+        return shaped
+    context = sum(request.num_computed_tokens for request in engine.running())
+    free = _FREE_TOKENS + context / _CONTEXT_OF_A_FREE_TOKEN
+    filling = _fitting_tokens(left, engine) / _STEPS_TO_FILL_SLOTS if _empty_slots_cost(left, engine) else 0.0
+    return min(shaped, max(free, _LESS_THAN_EVEN * _even_tokens(left)) + filling)
+
+
+def _even_tokens(left: Forecast) -> float:
+    return (left.prefill_tokens + left.decode_tokens) / left.steps
+
+
+def _all_critical_fits(left: Forecast, engine: EngineView) -> bool:
+    waiting = left.critical_waiting[0]
+    return waiting > 0 and _fitting_requests(left, engine) >= waiting
+
+
+def _fitting_tokens(left: Forecast, engine: EngineView) -> float:
+    """What critical work has to prefill to fill the free slots, or the free blocks."""
     waiting, waiting_tokens = left.critical_waiting
     if not waiting:
         return 0.0
-    prompt = waiting_tokens / waiting
+    return max(0.0, min(waiting, _fitting_requests(left, engine))) * waiting_tokens / waiting
+
+
+def _fitting_requests(left: Forecast, engine: EngineView) -> float:
+    """For how many more requests of critical jobs there are slots and blocks."""
+    waiting, waiting_tokens = left.critical_waiting
+    held_by_each = max(left.tokens_held, waiting_tokens / waiting)
     slots = engine.max_running - len(engine.running())
-    room = engine.free_blocks() * engine.block_size / max(left.tokens_held, prompt)
-    if waiting <= min(slots, room):
-        # Nothing is left to ride along with later steps, and a delay of any may be one of the batch.
-        return waiting_tokens
-    slots_are_short = left.concurrency > engine.max_running - 1
+    return min(slots, engine.free_blocks() * engine.block_size / held_by_each)
+
+
+def _empty_slots_cost(left: Forecast, engine: EngineView) -> bool:
+    """Whether slots are what is short, and decoding is much of the work."""
     decoding_counts = left.prefill_tokens < _MOSTLY_PREFILL * left.decode_tokens
-    steps = _STEPS_TO_FILL_SLOTS if slots_are_short and decoding_counts else _STEPS_TO_FILL
-    return max(0.0, min(slots, waiting, room) * prompt / steps)
+    return decoding_counts and left.concurrency > engine.max_running - 1

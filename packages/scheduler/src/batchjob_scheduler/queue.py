@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 from sortedcontainers import SortedDict, SortedKeyList
 
-from batchjob_scheduler.blend import Turns
+from batchjob_scheduler.blend import Turns, place_in_turn
 from batchjob_scheduler.config import BatchJobConfig
 from batchjob_scheduler.engine_view import EngineView, Request
 from batchjob_scheduler.estimator import DecodeLengthEstimator, held_between
@@ -170,6 +170,11 @@ class BatchJobQueue:
         self._just_preempted: set[_Entry] = set()
         self._strides: dict[_Entry, float] = {}
 
+    @property
+    def blends(self) -> bool:
+        """Whether jobs run side by side, and long prompts beside short ones (O5b, O5c)."""
+        return self._turns is not None
+
     # --- what the engine calls --------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -179,7 +184,7 @@ class BatchJobQueue:
         return self._choose() is not None
 
     def __iter__(self) -> Iterator[Request]:
-        """All that wait, in order, whether they fit or not."""
+        """All that wait, in order, whether they fit or not; each job's longest first."""
         self._running.look()
         for level in self._levels.values():
             probes = [entry for entry in level.probes.values() if entry.job.is_probing]
@@ -371,11 +376,23 @@ class BatchJobQueue:
                 within = min(most, self._room(longest, most))
                 # One token is charged for however much is shared.
                 need = within + shared if within > 0 else within
-                fitting = of_job.bisect_key_right(need * _MOST_ARRIVALS)
+                fitting = self._of_need(of_job, need)
                 if fitting:
-                    chosen: _Entry = of_job[fitting - 1]
+                    chosen: _Entry = of_job[min(fitting, self._in_turn(of_job)) - 1]
                     return chosen
         return None
+
+    @staticmethod
+    def _of_need(of_job: SortedKeyList[_Entry, int], tokens: int) -> int:
+        """How many of a job's requests need so many tokens at most; the last of them arrived first."""
+        return of_job.bisect_key_right(tokens * _MOST_ARRIVALS)
+
+    def _in_turn(self, of_job: SortedKeyList[_Entry, int]) -> int:
+        """How many of a job's requests need no more than the one whose turn it is (O5, O5c)."""
+        if self._turns is None:
+            return len(of_job)
+        entry: _Entry = of_job[place_in_turn(of_job[0].job.started, len(of_job))]
+        return self._of_need(of_job, entry.need_tokens)
 
     def _room(self, entry: _Entry, enough: int) -> int:
         """The tokens that a request may need, for the predicted peak to stay within the pool (V5, P4).

@@ -1,4 +1,4 @@
-"""Rules O0 to O5: the order in which waiting requests are preferred.
+"""Rules O0 to O5c: the order in which waiting requests are preferred.
 
 The order is a tuple to sort by, least first. Whether a request fits is no part of it: what does not
 fit is left out before the order is looked at (O6).
@@ -10,6 +10,10 @@ from enum import IntEnum
 
 PROBES_PER_JOB = 3
 """O2: how many requests of a job run early, so that its decode length is known soon."""
+
+ONE = 1 << 16
+GOLDEN_SECTION = 40503
+"""O5c: the golden section of ``ONE``. Whole numbers, so that no rounding differs between implementations."""
 
 OrderKey = tuple[int, ...]
 
@@ -106,3 +110,20 @@ def regular_key(
     post: probe_key(priority, 0) < __return__ < preempted_key(priority + 1, 0)
     """
     return (priority, Tier.REGULAR, rank, -predicted, job_appeared, -need, arrival)
+
+
+def place_in_turn(started: int, waiting: int) -> int:
+    """O5c: of so many waiting requests of a job, sorted by need, the place of the one whose turn it is.
+
+    However the needs of a job are spread, what was taken of it so far is spread likewise: the places
+    step through the list by the golden section, which comes back to no part of it soon. So long prompts
+    and short ones run side by side, and neither are left over for the end.
+
+    >>> [place_in_turn(started, 10) for started in range(8)]
+    [0, 6, 2, 8, 4, 0, 7, 3]
+
+    pre: started >= 0
+    pre: waiting >= 1
+    post: 0 <= __return__ < waiting
+    """
+    return started * GOLDEN_SECTION % ONE * waiting // ONE

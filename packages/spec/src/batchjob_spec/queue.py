@@ -397,7 +397,7 @@ def offer(state: State) -> Request | None:
 def blend_choices(state: State) -> tuple[Request, ...]:
     """O5b: the requests of which ``order: blend`` offers one, first those of the first job in order.
 
-    Priority, preempted requests and probes come first as ever (O0 to O2), and inside a job O5 names the
+    Priority, preempted requests and probes come first as ever (O0 to O2), and inside a job O5c names the
     request. Which job has its turn is left free here: it follows from a forecast, which may improve under
     an unchanged specification. While others run, a job that is ahead of its turn may be left out.
 
@@ -413,11 +413,36 @@ def blend_choices(state: State) -> tuple[Request, ...]:
             best = min(keys.values())
             if best[1] != ordering.Tier.REGULAR:
                 return tuple(member.request for member, key in keys.items() if key == best)
-            alike = [member for member, key in keys.items() if key[:2] == best[:2]]
-            alike.sort(key=keys.__getitem__)
-            first_of_job = {state.job_of(member).name: member.request for member in reversed(alike)}
+            alike = sorted((key, member) for member, key in keys.items() if key[:2] == best[:2])
+            in_turn = [member for _, member in alike if need_tokens(member) <= need_in_turn(state, member)]
+            first_of_job = {state.job_of(member).name: member.request for member in reversed(in_turn)}
             return tuple(reversed(first_of_job.values()))
     return ()
+
+
+def need_in_turn(state: State, member: Member) -> int:
+    """O5c: the need whose turn it is in a member's job, in tokens; if it does not fit, the longest that fits.
+
+    It is looked up among all that wait of the job, at the member's priority, and were not preempted.
+
+    >>> state = start(Pool(usable_blocks=20, free_blocks=20))
+    >>> for number, prompt in enumerate([20, 20, 20, 80, 40, 60]):
+    ...     state = arrive(state, Request(f"r{number}", "news", prompt, max_tokens=8))
+    >>> for number in range(3):                   # once the three probes have started
+    ...     state = take(state, f"r{number}")
+    >>> need_in_turn(state, state.find("r3"))     # the last of 40, 60 and 80
+    80
+    """
+    job = state.job_of(member)
+    needs = sorted(
+        need_tokens(other)
+        for other in state.waiting
+        if state.job_of(other).name == job.name
+        and other.preempted_at is None
+        and not can_never_fit(other, state.pool)
+        and (not state.priority_policy or other.request.priority == member.request.priority)
+    )
+    return needs[ordering.place_in_turn(job.started, len(needs))]
 
 
 def unservable(state: State) -> tuple[Request, ...]:

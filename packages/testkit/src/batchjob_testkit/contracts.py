@@ -532,7 +532,36 @@ class QueueContract(RequestQueueContract):
 
 
 class BlendingQueueContract(QueueContract):
-    """The same for a queue that also offers ``order: blend`` (O5b)."""
+    """The same for a queue that also offers ``order: blend`` (O5b, O5c)."""
+
+    def test_o5c_needs_are_taken_as_they_are_spread(self, bench: Any) -> None:
+        # Of 10, 9, 8 and 7 waiting after 3, 4, 5 and 6 starts, at 0.85, 0.47, 0.09 and 0.71 of the list.
+        b = bench(order="blend")
+        b.teach("news", 9, 9, 9)
+        of = {prompt: b.add("news", prompt=prompt) for prompt in range(10, 101, 10)}
+        b.check([b.admit() for _ in range(4)], [of[90], of[50], of[10], of[70]])
+
+    def test_o5c_equal_needs_keep_their_order_of_arrival(self, bench: Any) -> None:
+        b = bench(order="blend")
+        b.teach("news", 9, 9, 9)
+        requests = [b.add("news", prompt=prompt) for prompt in (20, 50, 50, 50, 20, 20)]
+        b.check([b.admit() for _ in range(4)], [requests[place] for place in (1, 0, 4, 2)])
+
+    def test_o5c_if_it_does_not_fit_the_longest_that_fits(self, bench: Any) -> None:
+        b = bench(order="blend", usable_blocks=20, reserve_margin_blocks=0)
+        b.teach("news", 9, 9, 9, 9)
+        b.withhold(14)
+        of = {blocks: b.add("news", prompt=blocks * BLOCK) for blocks in (2, 4, 7, 8, 9)}
+        b.check(b.offered(), of[4])  # 7 is in turn
+
+    def test_o5c_an_order_of_each_job_and_priority(self, bench: Any) -> None:
+        b = bench(order="blend", priority_policy=True)
+        b.teach("news", 9, 9, 9)
+        b.add("chat")
+        b.admit()
+        b.add("news", prompt=900, priority=1)
+        of = {prompt: b.add("news", prompt=prompt) for prompt in (10, 20, 30)}
+        b.check(b.offered(), of[30])
 
     def test_o5b_lockstep_with_what_the_specification_allows(
         self, new_queue: QueueFactory, seeded: Any

@@ -77,6 +77,12 @@ def spec_request(request: FakeRequest) -> queue.Request:
     )
 
 
+def _choice(state: State) -> queue.Request | None:
+    if state.settings.order == "blend":
+        return next(iter(queue.blend_choices(state)), None)
+    return queue.offer(state)
+
+
 class SpecQueue:
     """The specification as a waiting queue: slow, and right by definition."""
 
@@ -96,7 +102,7 @@ class SpecQueue:
             padding_tokens=engine.padding_tokens,
         )
         self._state = queue.start(pool, settings, priority_policy)
-        self.choose: Callable[[State], queue.Request | None] = queue.offer
+        self.choose: Callable[[State], queue.Request | None] = _choice
         """What is offered; the specification's own choice unless something else is followed."""
 
     @property
