@@ -180,6 +180,11 @@ def blend_takes_the_longest(started, waiting):
     return waiting - 1
 
 
+@replaces("o5c_each_eighth_is_the_shortest", ordering, "place_in_turn")
+def blend_steps_on(started, waiting):
+    return started * ordering.GOLDEN_SECTION % ordering.ONE * waiting // ordering.ONE
+
+
 @replaces("o5c_if_it_does_not_fit_the_longest_that_fits", queue, "need_in_turn")
 def blend_takes_what_fits_only(state, member):
     needs = sorted(queue.need_tokens(other) for other in queue.admissible(state, queue.budgets(state)[0]))

@@ -25,12 +25,17 @@ _ONE: Final = 1 << 16
 _GOLDEN_SECTION: Final = 40503
 """Of ``_ONE``, in whole numbers: the specification says the same of it (O5c)."""
 
+_SHORTEST_EACH: Final = 8
+"""A prompt that is almost empty costs nothing to start, and may run away to its cap."""
+
 
 def place_in_turn(started: int, waiting: int) -> int:
     """Of so many waiting requests of a job, sorted by need, the place of the one whose turn it is (O5c).
 
-    Steps of the golden section come back to no part of the list soon.
+    Steps of the golden section come back to no part of the list soon; each eighth is the shortest.
     """
+    if started % _SHORTEST_EACH == _SHORTEST_EACH - 1:
+        return 0
     return (started * _GOLDEN_SECTION) % _ONE * waiting // _ONE
 
 

@@ -541,6 +541,16 @@ class BlendingQueueContract(QueueContract):
         of = {prompt: b.add("news", prompt=prompt) for prompt in range(10, 101, 10)}
         b.check([b.admit() for _ in range(4)], [of[90], of[50], of[10], of[70]])
 
+    def test_o5c_each_eighth_is_the_shortest(self, bench: Any) -> None:
+        b = bench(order="blend")
+        b.teach("news", 9, 9, 9)
+        waiting = [b.add("news", prompt=prompt) for prompt in range(10, 210, 10)]
+        for started in range(3, 16):
+            admitted = b.admit()
+            if started in (7, 15):
+                b.check(admitted, waiting[0])
+            waiting.remove(admitted)
+
     def test_o5c_equal_needs_keep_their_order_of_arrival(self, bench: Any) -> None:
         b = bench(order="blend")
         b.teach("news", 9, 9, 9)
