@@ -69,10 +69,13 @@ def test_prefill_is_what_waits_and_what_runs_and_is_not_computed():
 
 @pytest.mark.parametrize(
     ("mean", "waiting_prompt", "thin"),
-    [(100, 2000, True), (100, 1, False)],
-    ids=["what waits fills the steps", "what waits does not"],
+    # In 600 steps: 17 tokens decoded in each, and 103 or 93 prefilled; 112.5 are three quarters of full.
+    [(100, 2000, True), (100, 620, True), (100, 560, False), (100, 1, False)],
+    ids=["what waits fills the steps", "most of them", "a little less", "nothing waits"],
 )
-def test_steps_are_thin_if_few_decode_side_by_side_and_what_waits_fills_them(mean, waiting_prompt, thin):
+def test_steps_are_thin_if_few_decode_side_by_side_and_what_waits_mostly_fills_them(
+    mean, waiting_prompt, thin
+):
     critical = job_work(waiting=100, mean=mean, long=mean)
     other = job_work(waiting=100, prompt=waiting_prompt, mean=1, long=1)
     left = forecast({"long": critical, "other": other}, slots=20, pool_tokens=10**6)

@@ -17,6 +17,9 @@ FULL_STEP_TOKENS: Final = 150
 CRITICAL_SHARE: Final = 0.9
 """A job is critical if its own path takes at least this share of the steps that are left."""
 
+_MOSTLY_FILLED: Final = 0.75
+"""Steps of this share of a full one are worth it that all jobs take turns."""
+
 _BEYOND_LONG: Final = 0.3
 """What a request that has outlasted all expectation still decodes, as a share of what it has decoded."""
 
@@ -91,9 +94,10 @@ class Forecast:
 
     @cached_property
     def is_thin(self) -> bool:
-        """Whether decodes alone leave a step room, which prefill that can wait would fill on average."""
+        """Whether decodes alone leave a step room, most of which prefill that can wait would fill."""
         can_wait = sum(work.waiting_tokens for name, work in self.work.items() if not self.is_critical(name))
-        return self.concurrency < FULL_STEP_TOKENS <= (self.decode_tokens + can_wait) / self.steps
+        filled = (self.decode_tokens + can_wait) / self.steps
+        return self.concurrency < FULL_STEP_TOKENS and filled >= _MOSTLY_FILLED * FULL_STEP_TOKENS
 
 
 def forecast(jobs: Mapping[str, JobWork], slots: int, pool_tokens: int) -> Forecast:

@@ -95,7 +95,7 @@ def _fitting_tokens(left: Forecast, engine: EngineView) -> float:
     waiting, waiting_tokens = left.critical_waiting
     if not waiting:
         return 0.0
-    return max(0.0, min(waiting, _fitting_requests(left, engine))) * waiting_tokens / waiting
+    return max(0.0, min(waiting, _fitting_requests(left, engine))) * (waiting_tokens / waiting)
 
 
 def _fitting_requests(left: Forecast, engine: EngineView) -> float:
