@@ -146,7 +146,7 @@ def test_each_warning_is_in_a_table(monkeypatch):
     for message in made_elsewhere:
         assert is_in_a_table(message), message
     texts = [*logged_texts()]
-    assert len(texts) == 3
+    assert len(texts) == 4
     for text in texts:
         assert stands_in_a_table(text), text
 

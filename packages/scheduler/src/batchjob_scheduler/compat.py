@@ -24,12 +24,18 @@ NEWEST: Final = "0.33.0"
 """The newest vLLM that is tested."""
 
 NAMES: Final = {
+    "vllm.config:DeviceConfig": ("device_type",),
     "vllm.config:ParallelConfig": ("data_parallel_rank", "data_parallel_size"),
     "vllm.config:SchedulerConfig": ("async_scheduling", "enable_chunked_prefill", "policy", "scheduler_cls"),
-    "vllm.config:VllmConfig": ("additional_config", "parallel_config", "scheduler_config"),
+    "vllm.config:VllmConfig": (
+        "additional_config",
+        "device_config",
+        "parallel_config",
+        "scheduler_config",
+    ),
     "vllm.engine.arg_utils:EngineArgs": ("additional_config", "create_engine_config", "scheduler_cls"),
     "vllm.logger:init_logger": (),
-    "vllm.sampling_params:SamplingParams": ("extra_args", "min_tokens", "stop"),
+    "vllm.sampling_params:SamplingParams": ("extra_args", "min_tokens", "seed", "stop"),
     "vllm.v1.core.block_pool:BlockPool": ("get_num_free_blocks", "num_gpu_blocks"),
     "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator": (
         "get_num_blocks_to_allocate",
@@ -47,6 +53,7 @@ NAMES: Final = {
     "vllm.v1.core.sched.request_queue:RequestQueue": (),
     "vllm.v1.core.sched.scheduler:Scheduler": (
         "_preempt_request",
+        "add_request",
         "connector",
         "finish_requests",
         "finished_req_ids",

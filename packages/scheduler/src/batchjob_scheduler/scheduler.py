@@ -93,6 +93,7 @@ class _BatchJobAware(_SomeScheduler):
         self._outgrown: dict[Any, int] = {}
         # A prompt that is not cut into chunks needs the whole budget.
         self._shapes_steps = config.step_shaping and self.scheduler_config.enable_chunked_prefill
+        self._cuts_seeded_prompts = self.vllm_config.device_config.device_type != "cpu"
         self._steps = 0
         self._last_report_seconds: float | None = None
         self._unreported_ends = 0
@@ -105,6 +106,16 @@ class _BatchJobAware(_SomeScheduler):
         for doubt in (untested, misfit, doubt_about_the_filter()):
             if doubt is not None:
                 logger.warning("%s", doubt)
+
+    def add_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Take a request; from the first with a seed on, prompts are not cut where that ends the engine."""
+        super().add_request(request, *args, **kwargs)
+        # After a part of a prompt vLLM winds the generator back, and torch's for the CPU cannot be.
+        seeded = getattr(request.sampling_params, "seed", None) is not None
+        if seeded and self._shapes_steps and not self._cuts_seeded_prompts:
+            self._shapes_steps = False
+            self.max_num_scheduled_tokens = self._engine_view.step_tokens
+            logger.warning("request %s has a seed: prompts are not cut from here on", request.request_id)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """One step of vLLM's scheduler, over a queue that knows what has ended since the last."""

@@ -151,6 +151,23 @@ def test_without_chunked_prefill_steps_are_not_shaped(engine):
     assert budgets[False] == {256}
 
 
+def test_on_a_cpu_steps_are_not_shaped_once_a_request_has_a_seed(engine):
+    """vLLM's runner dies there when it computes a part of a prompt whose request has a generator."""
+    e = engine(max_num_batched_tokens=256, max_model_len=256)
+    for number in range(20):
+        e.submit(tagged("long", number), 200, 30)
+    while e.scheduler.max_num_scheduled_tokens == 256:
+        e.step()
+        assert e.scheduler.has_unfinished_requests(), "no step was shaped"
+    e.submit("seeded", 20, 30, seed=0)
+    budgets = set()
+    while e.scheduler.has_unfinished_requests():
+        e.step()
+        budgets.add(e.scheduler.max_num_scheduled_tokens)
+    finish_all(e)
+    assert budgets == {256}
+
+
 def test_preempted_requests_resume_and_lose_no_token(engine):
     e = engine(GUIDE_ONLY, num_blocks=25)
     for number in range(12):
