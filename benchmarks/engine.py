@@ -1,8 +1,8 @@
-"""``nox -s bench-engine``: batches on the real engine on CPU with the tiny model, ours and FCFS in turn.
+"""``nox -s bench-engine``: batches on the real engine on CPU with the tiny model, FCFS and ours in turn.
 
-Checks that what the virtual clock says is no artefact. The decode lengths are the model's own: a bias on
-the end token sets their mean per job, a seed per request makes them the same in every run. Prints wall
-times and their ratios, and asserts nothing about them.
+Checks that what the virtual clock says is no artefact. Decoding is greedy, and each answer has a length
+that was drawn beforehand, so that all compute the same. Prints wall times and their ratios, and asserts
+nothing about them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import multiprocessing
 import os
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,7 +24,12 @@ from typing import Any
 from policies import OURS
 from tables import markdown
 
-SCHEDULERS = {"FCFS": None, "ours": OURS}
+FIRST = "FCFS"
+SCHEDULERS: dict[str, dict[str, Any]] = {
+    FIRST: {},
+    "ours": {},
+    "ours, blend": {"order": "blend"},
+}
 POOLS = {
     "starved, 39 blocks": {"num_gpu_blocks_override": 40, "block_size": 32},
     "ample": {"block_size": 32},
@@ -35,9 +42,12 @@ ENGINE = {
     # A second run of the same prompts must compute as much as the first.
     "enable_prefix_caching": False,
     "disable_log_stats": False,
+    "logits_processors": ["fixed_lengths:EndsAfter"],
 }
-# Prompt tokens at most, and the bias on the end token: about 120, 30 and 3 tokens of output in the mean.
-JOBS = {"chat": (60, 1.0), "news": (200, 3.0), "labels": (40, 7.0)}
+REQUESTS = 240
+MOST_TOKENS = 600
+# Prompt tokens at most (a byte is a token), and tokens of output in the mean.
+JOBS = {"chat": (60, 120), "news": (200, 30), "labels": (40, 3)}
 
 
 @dataclass(frozen=True)
@@ -45,48 +55,60 @@ class Measured:
     """A run of the batch."""
 
     seconds: float
-    output_tokens: tuple[int, ...]
+    output_tokens: int
     preemptions: int
 
 
-def serve(pipe: Connection, model: Path, scheduler: str | None, pool: dict[str, Any]) -> None:
-    """An engine that runs the batch each time it is told the number of a run."""
-    from vllm import LLM, SamplingParams  # noqa: PLC0415 - only where an engine runs
+def serve(pipe: Connection, model: Path, scheduler: str, pool: dict[str, Any]) -> None:
+    """An engine in this process and those that it starts, which measures runs until it is told to end."""
+    from vllm import LLM  # noqa: PLC0415 - only where an engine runs
 
-    arguments = {**ENGINE, **pool} | ({"scheduler_cls": scheduler} if scheduler else {})
+    arguments = {**ENGINE, **pool}
+    if scheduler != FIRST:
+        section = {"enabled": True, **SCHEDULERS[scheduler]}
+        arguments |= {"scheduler_cls": OURS, "additional_config": {"batch_job_sched_config": section}}
     llm = LLM(model=str(model), **arguments)
-    end = llm.get_tokenizer().eos_token_id
     pipe.send("ready")
+    try:
+        measure_runs(pipe, llm)
+    finally:
+        # Otherwise this process waits at its end for the engine's, which waits for work.
+        llm.llm_engine.engine_core.shutdown()
+
+
+def measure_runs(pipe: Connection, llm: Any) -> None:
+    """Run the batch for each number that comes, and send what was measured, until there is None."""
+    from fixed_lengths import LENGTH  # noqa: PLC0415 - only where an engine runs
+    from vllm import SamplingParams  # noqa: PLC0415
+
     while (run := pipe.recv()) is not None:
-        prompts, params = [], []
-        for seed, (job, prompt, bias) in enumerate(batch()):
-            prompts.append(prompt)
-            params.append(
-                SamplingParams(
-                    max_tokens=600,
-                    seed=seed,
-                    logit_bias={end: bias},
-                    # A job of its own in each run, since what was learnt in the last would help.
-                    extra_args={"job_name": f"{job} {run}"},
-                )
+        prompts = [prompt for _, prompt, _ in batch()]
+        params = [
+            SamplingParams(
+                temperature=0,
+                max_tokens=MOST_TOKENS,
+                # A job of its own in each run, since what was learnt in the last would help.
+                extra_args={"job_name": f"{job} {run}", LENGTH: length},
             )
+            for job, _, length in batch()
+        ]
         before = preemptions(llm)
         start = time.perf_counter()
         outputs = llm.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - start
-        lengths = tuple(len(output.outputs[0].token_ids) for output in outputs)
-        pipe.send(Measured(seconds, lengths, preemptions(llm) - before))
+        tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+        pipe.send(Measured(seconds, tokens, preemptions(llm) - before))
 
 
-def batch() -> list[tuple[str, str, float]]:
-    """Requests of three jobs in random order: job, prompt, bias on the end token."""
+def batch() -> list[tuple[str, str, int]]:
+    """Requests of three jobs in random order: job, prompt, tokens of output."""
     generator = Random(7)
     requests = []
-    for number in range(96):
+    for number in range(REQUESTS):
         job = list(JOBS)[number % len(JOBS)]
-        longest, bias = JOBS[job]
+        longest, mean = JOBS[job]
         prompt = "".join(generator.choices("abcdefgh ", k=generator.randint(longest // 2, longest)))
-        requests.append((job, prompt, bias))
+        requests.append((job, prompt, min(1 + int(generator.expovariate(1 / mean)), MOST_TOKENS)))
     generator.shuffle(requests)
     return requests
 
@@ -96,49 +118,58 @@ def preemptions(llm: Any) -> int:
     return sum(int(metric.value) for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions")
 
 
-def compare(model: Path, pool: dict[str, Any], runs: int) -> dict[str, list[Measured]]:
-    """The same batch on both engines in turn; a first run of each warms up and does not count."""
+@contextmanager
+def engine(model: Path, scheduler: str, pool: dict[str, Any]) -> Iterator[Connection]:
+    """The pipe to an engine in a process of its own, which ends with the block, whatever ends that."""
     context = multiprocessing.get_context("spawn")
-    pipes, processes = {}, []
-    for name, scheduler in SCHEDULERS.items():
-        pipes[name], theirs = context.Pipe()
-        process = context.Process(target=serve, args=(theirs, model, scheduler, pool))
-        process.start()
-        processes.append(process)
-        theirs.close()  # so that the end of the process is seen
-    for pipe in pipes.values():
-        pipe.recv()
-    measured: dict[str, list[Measured]] = {name: [] for name in pipes}
-    for run in range(runs + 1):
-        for name, pipe in pipes.items():
-            pipe.send(run)
-            result = pipe.recv()
-            print(f"run {run}, {name}: {result.seconds:.2f} s, {result.preemptions} preemptions", flush=True)
-            if run:
-                measured[name].append(result)
-    for pipe in pipes.values():
-        pipe.send(None)
-    for process in processes:
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs, model, scheduler, pool))
+    process.start()
+    theirs.close()  # so that the end of the process is seen
+    try:
+        yield pipe
+    finally:
+        with suppress(BrokenPipeError):  # it has ended, with a message of its own
+            pipe.send(None)
         process.join()
+
+
+def compare(model: Path, pool: dict[str, Any], runs: int) -> dict[str, list[Measured]]:
+    """The same batch on all engines in turn; a first run of each warms up and does not count."""
+    measured: dict[str, list[Measured]] = {name: [] for name in SCHEDULERS}
+    with ExitStack() as engines:
+        pipes = {name: engines.enter_context(engine(model, name, pool)) for name in SCHEDULERS}
+        for pipe in pipes.values():
+            pipe.recv()
+        for run in range(runs + 1):
+            for name, pipe in pipes.items():
+                pipe.send(run)
+                result = pipe.recv()
+                print(f"run {run}, {name}: {result.seconds:.2f} s, {result.preemptions} preemptions", flush=True)
+                if run:
+                    measured[name].append(result)
     return measured
 
 
-def row(pool: str, measured: dict[str, list[Measured]]) -> list[str]:
-    """Least, middle and most of the times and of the ratios of neighbouring runs."""
-    first, ours = measured.values()
-    ratios = [mine.seconds / its.seconds for its, mine in zip(first, ours, strict=True)]
+def rows(pool: str, measured: dict[str, list[Measured]]) -> list[list[str]]:
+    """Least, middle and most of the times of each scheduler, and of the ratios in the same round."""
     return [
-        pool,
-        *(spread([run.seconds for run in runs], ".2f") for runs in (first, ours)),
-        spread(ratios, ".3f"),
-        *(spread([run.preemptions for run in runs], ".0f") for runs in (first, ours)),
-        *(spread([sum(run.output_tokens) for run in runs], ".0f") for runs in (first, ours)),
+        [
+            pool,
+            name,
+            spread([run.seconds for run in runs], ".2f"),
+            spread([run.seconds / its.seconds for its, run in zip(measured[FIRST], runs, strict=True)], ".3f"),
+            spread([run.preemptions for run in runs], ".0f"),
+            spread([run.output_tokens for run in runs], ".0f"),
+        ]
+        for name, runs in measured.items()
     ]
 
 
 def spread(values: list[float], form: str) -> str:
-    """Least / middle / most."""
-    return " / ".join(f"{value:{form}}" for value in (min(values), median(values), max(values)))
+    """Least / middle / most, or the one value that all have."""
+    figures = [f"{value:{form}}" for value in (min(values), median(values), max(values))]
+    return " / ".join(dict.fromkeys(figures))
 
 
 def main() -> None:
@@ -152,10 +183,9 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         model = make_tiny_model(Path(folder) / "tiny")
-        rows = [row(name, compare(model, pool, runs)) for name, pool in POOLS.items()]
-    head = ["KV cache", "FCFS s", "ours s", "ratio", "FCFS preempts", "ours preempts"]
-    print(f"Least / middle / most of {runs} runs of {len(batch())} requests, ours and FCFS in turn:\n")
-    print(markdown([*head, "FCFS output tokens", "ours output tokens"], rows))
+        table = [row for pool, options in POOLS.items() for row in rows(pool, compare(model, options, runs))]
+    print(f"Least / middle / most of {runs} runs of {REQUESTS} requests on each engine in turn:\n")
+    print(markdown(["KV cache", "scheduler", "s", "of FCFS", "preemptions", "output tokens"], table))
 
 
 if __name__ == "__main__":
