@@ -6,7 +6,7 @@ import pytest
 
 from batchjob_scheduler.blend import Turns
 from batchjob_scheduler.config import BatchJobConfig
-from batchjob_scheduler.forecast import JobWork, forecast
+from batchjob_scheduler.forecast import FULL_STEP_TOKENS, JobWork, forecast
 from batchjob_scheduler.jobs import Job
 from batchjob_scheduler.pacing import MIN_PREFILL_TOKENS, step_tokens
 from batchjob_scheduler.queue import BatchJobQueue
@@ -109,7 +109,7 @@ def test_the_budget_holds_every_decode_and_never_exceeds_the_engines(limit):
     queue, engine = busy(running=60, waiting=200, step_limit=max(limit, 64))
     engine.step_tokens = limit
     budget = step_tokens(queue, engine)
-    assert min(limit, 60 + MIN_PREFILL_TOKENS) <= budget <= limit
+    assert min(limit, 60 + MIN_PREFILL_TOKENS, FULL_STEP_TOKENS) <= budget <= limit
 
 
 def test_draft_tokens_are_part_of_what_a_decode_needs():
@@ -124,6 +124,14 @@ def test_prefill_is_spread_over_the_steps_that_are_left():
     steps = decode / 64 + 128
     even = 1.1 * (640 * 1024 + decode) / steps
     assert step_tokens(queue, engine) == int(even)
+
+
+@pytest.mark.parametrize("order", ["lpt", "blend"])
+def test_what_a_full_step_has_room_for_is_never_spread(order):
+    # 16 decode, in as many slots, and the even share is some 30 tokens: a slot that stays empty decodes nothing.
+    queue, engine = busy(running=16, waiting=640, prompt=4, max_tokens=2000, order=order)
+    engine.max_running = 16
+    assert step_tokens(queue, engine) == FULL_STEP_TOKENS
 
 
 @pytest.mark.parametrize("prompt", [200, 400, 1024], ids=["even is less", "about even", "even is more"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from batchjob_scheduler.engine_view import EngineView
-from batchjob_scheduler.forecast import Forecast
+from batchjob_scheduler.forecast import FULL_STEP_TOKENS, Forecast
 from batchjob_scheduler.queue import BatchJobQueue
 
 MIN_PREFILL_TOKENS: Final = 32
@@ -51,7 +51,9 @@ def step_tokens(queue: BatchJobQueue, engine: EngineView, tokens_per_decode: int
     limit, running = engine.step_tokens, len(engine.running())
     if not running or not len(queue):
         return limit
-    at_least = running * tokens_per_decode + max(MIN_PREFILL_TOKENS, engine.block_size)
+    decodes = running * tokens_per_decode
+    # Below a full step prefill costs nothing, and a slot that is not filled at once decodes nothing meanwhile.
+    at_least = max(FULL_STEP_TOKENS, decodes + MIN_PREFILL_TOKENS, decodes + engine.block_size)
     left = queue.forecast()
     shaped = _blended_tokens(left, engine) if queue.blends else _shaped_tokens(left, engine)
     return min(limit, max(at_least, int(shaped)))
