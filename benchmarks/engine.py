@@ -145,7 +145,9 @@ def compare(model: Path, pool: dict[str, Any], runs: int) -> dict[str, list[Meas
             for name, pipe in pipes.items():
                 pipe.send(run)
                 result = pipe.recv()
-                print(f"run {run}, {name}: {result.seconds:.2f} s, {result.preemptions} preemptions", flush=True)
+                print(
+                    f"run {run}, {name}: {result.seconds:.2f} s, {result.preemptions} preemptions", flush=True
+                )
                 if run:
                     measured[name].append(result)
     return measured
@@ -158,7 +160,9 @@ def rows(pool: str, measured: dict[str, list[Measured]]) -> list[list[str]]:
             pool,
             name,
             spread([run.seconds for run in runs], ".2f"),
-            spread([run.seconds / its.seconds for its, run in zip(measured[FIRST], runs, strict=True)], ".3f"),
+            spread(
+                [run.seconds / its.seconds for its, run in zip(measured[FIRST], runs, strict=True)], ".3f"
+            ),
             spread([run.preemptions for run in runs], ".0f"),
             spread([run.output_tokens for run in runs], ".0f"),
         ]

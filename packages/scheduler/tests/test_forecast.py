@@ -128,7 +128,7 @@ def test_prefill_is_spread_over_the_steps_that_are_left():
 
 @pytest.mark.parametrize("order", ["lpt", "blend"])
 def test_what_a_full_step_has_room_for_is_never_spread(order):
-    # 16 decode, in as many slots, and the even share is some 30 tokens: a slot that stays empty decodes nothing.
+    # 16 decode, in as many slots, and the even share is some 30 tokens.
     queue, engine = busy(running=16, waiting=640, prompt=4, max_tokens=2000, order=order)
     engine.max_running = 16
     assert step_tokens(queue, engine) == FULL_STEP_TOKENS
@@ -153,6 +153,16 @@ def test_a_blended_batch_starts_at_once_if_that_stalls_decodes_for_two_steps_at_
     # 44 * 400 tokens are more than two steps of 8192.
     queue, engine = busy(running=20, waiting=44, prompt=prompt, max_tokens=2000, order="blend")
     assert (step_tokens(queue, engine) >= min(8192, 44 * prompt)) is at_once
+
+
+@pytest.mark.parametrize(
+    ("waiting", "at_once"), [(44, True), (45, False)], ids=["all fit", "a slot is missing"]
+)
+def test_a_blended_batch_that_prefill_makes_long_starts_its_last_at_once(waiting, at_once):
+    # 100,000 tokens are 12 whole steps; the even share is more than is free, and an answer has 128 tokens.
+    prompt = 100_000 // waiting
+    queue, engine = busy(running=20, waiting=waiting, prompt=prompt, max_tokens=2000, order="blend")
+    assert (step_tokens(queue, engine) == 8192) is at_once
 
 
 # --- turns ----------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ class JobWork:
     prefill_tokens: int = field(init=False)
     decode_tokens: float = field(init=False)
     kv_token_steps: float = field(init=False)
+    running: int = field(init=False, default=0)
     longest_steps: float = field(init=False, default=0.0)
     """What the longest running request still takes."""
 
@@ -47,6 +48,7 @@ class JobWork:
 
     def add_running(self, known: int, uncomputed: int, output: int, max_tokens: int) -> None:
         """A running request, in tokens: all known, what of that is not computed, and output with its cap."""
+        self.running += 1
         cap = max_tokens - output
         remaining = max(1, min(self.mean_tokens - output, cap))
         self.prefill_tokens += uncomputed
@@ -80,6 +82,11 @@ class Forecast:
     def tokens_held(self) -> float:
         """What a request holds while it decodes, on average, in tokens; at least 1."""
         return max(1.0, self.kv_token_steps / max(1.0, self.decode_tokens))
+
+    @cached_property
+    def mean_decode_tokens(self) -> float:
+        """What a request, be it waiting or running, still decodes, on average."""
+        return self.decode_tokens / max(1, sum(work.waiting + work.running for work in self.work.values()))
 
     @cached_property
     def prefill_tokens(self) -> int:

@@ -42,6 +42,9 @@ billion parameters keeps 50 to 150 KB a token in the KV cache.
 _MOST_STEPS_AT_ONCE: Final = 2
 """Whole steps of prefill for which decodes may stall, to start the last of a blended batch at once."""
 
+_STEPS_OF_A_STALL: Final = 10
+"""The same where prefill is too much to ride along: one whole step for each so many tokens of an answer."""
+
 
 def step_tokens(queue: BatchJobQueue, engine: EngineView, tokens_per_decode: int = 1) -> int:
     """The budget of the step that comes now, in tokens: at most the engine's own.
@@ -52,7 +55,7 @@ def step_tokens(queue: BatchJobQueue, engine: EngineView, tokens_per_decode: int
     if not running or not len(queue):
         return limit
     decodes = running * tokens_per_decode
-    # Below a full step prefill costs nothing, and a slot that is not filled at once decodes nothing meanwhile.
+    # Up to a full step prefill costs nothing, and a slot that is filled later decodes nothing meanwhile.
     at_least = max(FULL_STEP_TOKENS, decodes + MIN_PREFILL_TOKENS, decodes + engine.block_size)
     left = queue.forecast()
     shaped = _blended_tokens(left, engine) if queue.blends else _shaped_tokens(left, engine)
@@ -73,14 +76,16 @@ def _blended_tokens(left: Forecast, engine: EngineView) -> float:
 
     Blend takes short prompts and long ones as they are spread (O5c), so there is some to ride along always.
     """
-    shaped = _shaped_tokens(left, engine)
-    stalled_steps = left.critical_waiting[1] / engine.step_tokens
-    if _all_critical_fits(left, engine) and stalled_steps <= _MOST_STEPS_AT_ONCE:
-        return shaped
+    shaped, even = _shaped_tokens(left, engine), _even_tokens(left)
     context = sum(request.num_computed_tokens for request in engine.running())
     free = _FREE_TOKENS + context / _CONTEXT_OF_A_FREE_TOKEN
+    most_at_once: float = _MOST_STEPS_AT_ONCE
+    if even > free:
+        most_at_once = max(most_at_once, left.mean_decode_tokens / _STEPS_OF_A_STALL)
+    if _all_critical_fits(left, engine) and left.critical_waiting[1] <= most_at_once * engine.step_tokens:
+        return shaped
     filling = _fitting_tokens(left, engine) / _STEPS_TO_FILL_SLOTS if _empty_slots_cost(left, engine) else 0.0
-    return min(shaped, max(free, _LESS_THAN_EVEN * _even_tokens(left)) + filling)
+    return min(shaped, max(free, _LESS_THAN_EVEN * even) + filling)
 
 
 def _even_tokens(left: Forecast) -> float:

@@ -177,7 +177,7 @@ def test_requests_with_seeds_end_no_engine_on_a_cpu(run_batch):
     room = ("--max-num-batched-tokens", "8192")  # so that vLLM cuts none by itself
     run = run_batch(requests, *STARVED, *room, "--additional-config", json.dumps(ON))
     assert len(run.texts) == 64
-    assert run.log.count("has a seed: prompts are not cut from here on") == 1
+    assert run.log.count("has a seed: steps are not shaped from here on") == 1
 
 
 def test_odd_requests_are_answered_and_a_giant_one_is_refused_with_the_numbers(run_batch):

@@ -34,6 +34,7 @@ class Mix:
     """So many requests, drawn with that generator."""
     pool_share: float = 1.0
     """The share of the device's KV cache that is there."""
+    max_num_seqs: int = 256
     enable_prefix_caching: bool = False
     arrivals_per_second: float | None = None
 
@@ -48,7 +49,7 @@ class Mix:
             limits=EngineLimits(
                 num_blocks=int(profile.num_blocks * self.pool_share) + 1,
                 block_size=profile.block_size,
-                max_num_seqs=256,
+                max_num_seqs=self.max_num_seqs,
                 max_num_batched_tokens=8192,
                 max_model_len=MAX_MODEL_LEN,
             ),
@@ -137,6 +138,9 @@ MIXES: Final[dict[str, Mix]] = {
         description="the same, 50 requests a second", requests=_four_jobs, arrivals_per_second=50.0
     ),
     "24-jobs": Mix(description="24 jobs of random lengths", requests=_many_jobs),
+    "24-jobs-few-slots": Mix(
+        description="the same, 32 requests at a time", requests=_many_jobs, max_num_seqs=32
+    ),
     "untagged": Mix(description="one job without a name, heavy tail", requests=_untagged),
     "capped": Mix(description="four jobs, each answer ends by its length cap", requests=_four_capped_jobs),
     "templates": Mix(
