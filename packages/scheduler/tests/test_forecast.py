@@ -55,6 +55,13 @@ def test_nothing_decodes_beyond_its_cap():
     assert (left.decode_tokens, left.steps) == (2, 2)
 
 
+def test_what_a_request_still_decodes_is_the_mean_over_what_waits_and_what_runs():
+    # Two wait for their 50 tokens, one runs and has 30 left.
+    running = [{"known": 120, "uncomputed": 0, "output": 20, "max_tokens": 1000}]
+    left = forecast({"a": job_work(waiting=2, running=running)}, slots=2, pool_tokens=10**6)
+    assert left.mean_decode_tokens == pytest.approx(130 / 3)
+
+
 def test_the_job_with_the_longest_path_is_critical():
     jobs = {"long": job_work(waiting=10, mean=100, long=300), "short": job_work(waiting=10, mean=5, long=9)}
     left = forecast(jobs, slots=10, pool_tokens=10**6)
