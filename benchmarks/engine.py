@@ -21,15 +21,10 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from policies import OURS
+from policies import BLEND, BY_NAME, DEFAULT, FCFS
 from tables import markdown
 
-FIRST = "FCFS"
-SCHEDULERS: dict[str, dict[str, Any]] = {
-    FIRST: {},
-    "ours": {},
-    "ours, blend": {"order": "blend"},
-}
+COMPARED = (FCFS, DEFAULT, BLEND)
 POOLS = {
     "starved, 39 blocks": {"num_gpu_blocks_override": 40, "block_size": 32},
     "ample": {"block_size": 32},
@@ -59,15 +54,18 @@ class Measured:
     preemptions: int
 
 
-def serve(pipe: Connection, model: Path, scheduler: str, pool: dict[str, Any]) -> None:
+def serve(pipe: Connection, model: Path, policy: str, pool: dict[str, Any]) -> None:
     """An engine in this process and those that it starts, which measures runs until it is told to end."""
     from vllm import LLM  # noqa: PLC0415 - only where an engine runs
 
-    arguments = {**ENGINE, **pool}
-    if scheduler != FIRST:
-        section = {"enabled": True, **SCHEDULERS[scheduler]}
-        arguments |= {"scheduler_cls": OURS, "additional_config": {"batch_job_sched_config": section}}
-    llm = LLM(model=str(model), **arguments)
+    backend = BY_NAME[policy].backend
+    llm = LLM(
+        model=str(model),
+        scheduler_cls=backend.scheduler,
+        additional_config=dict(backend.additional_config),
+        **ENGINE,
+        **pool,
+    )
     pipe.send("ready")
     try:
         measure_runs(pipe, llm)
@@ -81,8 +79,9 @@ def measure_runs(pipe: Connection, llm: Any) -> None:
     from fixed_lengths import LENGTH  # noqa: PLC0415 - only where an engine runs
     from vllm import SamplingParams  # noqa: PLC0415
 
+    requests = batch()
+    prompts = [prompt for _, prompt, _ in requests]
     while (run := pipe.recv()) is not None:
-        prompts = [prompt for _, prompt, _ in batch()]
         params = [
             SamplingParams(
                 temperature=0,
@@ -90,7 +89,7 @@ def measure_runs(pipe: Connection, llm: Any) -> None:
                 # A job of its own in each run, since what was learnt in the last would help.
                 extra_args={"job_name": f"{job} {run}", LENGTH: length},
             )
-            for job, _, length in batch()
+            for job, _, length in requests
         ]
         before = preemptions(llm)
         start = time.perf_counter()
@@ -119,11 +118,11 @@ def preemptions(llm: Any) -> int:
 
 
 @contextmanager
-def engine(model: Path, scheduler: str, pool: dict[str, Any]) -> Iterator[Connection]:
+def engine(model: Path, policy: str, pool: dict[str, Any]) -> Iterator[Connection]:
     """The pipe to an engine in a process of its own, which ends with the block, whatever ends that."""
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs, model, scheduler, pool))
+    process = context.Process(target=serve, args=(theirs, model, policy, pool))
     process.start()
     theirs.close()  # so that the end of the process is seen
     try:
@@ -136,9 +135,9 @@ def engine(model: Path, scheduler: str, pool: dict[str, Any]) -> Iterator[Connec
 
 def compare(model: Path, pool: dict[str, Any], runs: int) -> dict[str, list[Measured]]:
     """The same batch on all engines in turn; a first run of each warms up and does not count."""
-    measured: dict[str, list[Measured]] = {name: [] for name in SCHEDULERS}
+    measured: dict[str, list[Measured]] = {name: [] for name in COMPARED}
     with ExitStack() as engines:
-        pipes = {name: engines.enter_context(engine(model, name, pool)) for name in SCHEDULERS}
+        pipes = {name: engines.enter_context(engine(model, name, pool)) for name in COMPARED}
         for pipe in pipes.values():
             pipe.recv()
         for run in range(runs + 1):
@@ -160,9 +159,7 @@ def rows(pool: str, measured: dict[str, list[Measured]]) -> list[list[str]]:
             pool,
             name,
             spread([run.seconds for run in runs], ".2f"),
-            spread(
-                [run.seconds / its.seconds for its, run in zip(measured[FIRST], runs, strict=True)], ".3f"
-            ),
+            spread([run.seconds / its.seconds for its, run in zip(measured[FCFS], runs, strict=True)], ".3f"),
             spread([run.preemptions for run in runs], ".0f"),
             spread([run.output_tokens for run in runs], ".0f"),
         ]

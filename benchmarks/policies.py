@@ -67,6 +67,8 @@ POLICIES = (
     ours("without step shaping", "ablation", step_shaping=False),
 )
 
+BY_NAME = {policy.name: policy for policy in POLICIES}
+
 ROLES = Roles(
     kinds={policy.name: policy.kind for policy in POLICIES},
     first=FCFS,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from policies import DEFAULT, FCFS, POLICIES, ROLES
+from policies import BY_NAME, DEFAULT, FCFS, ROLES
 from tables import Figures, command, machine, report
 
 from batchjob_testkit.simulator.mixes import MIXES
@@ -26,7 +26,6 @@ from batchjob_testkit.simulator.profiles import PROFILES
 from batchjob_testkit.simulator.simulation import Result, simulate
 
 OUTPUT = Path(__file__).parent.parent / "docs" / "benchmarks"
-BY_NAME = {policy.name: policy for policy in POLICIES}
 NOT_NUMBERS = ("device", "workload", "policy", "timing", "job_finish_seconds")
 
 

@@ -42,7 +42,7 @@ billion parameters keeps 50 to 150 KB a token in the KV cache.
 _MOST_STEPS_AT_ONCE: Final = 2
 """Whole steps of prefill for which decodes may stall, to start the last of a blended batch at once."""
 
-_STEPS_OF_A_STALL: Final = 10
+_ANSWER_TOKENS_PER_STALLED_STEP: Final = 10
 """The same where prefill is too much to ride along: one whole step for each so many tokens of an answer."""
 
 
@@ -81,7 +81,7 @@ def _blended_tokens(left: Forecast, engine: EngineView) -> float:
     free = _FREE_TOKENS + context / _CONTEXT_OF_A_FREE_TOKEN
     most_at_once: float = _MOST_STEPS_AT_ONCE
     if even > free:
-        most_at_once = max(most_at_once, left.mean_decode_tokens / _STEPS_OF_A_STALL)
+        most_at_once = max(most_at_once, left.mean_decode_tokens / _ANSWER_TOKENS_PER_STALLED_STEP)
     if _all_critical_fits(left, engine) and left.critical_waiting[1] <= most_at_once * engine.step_tokens:
         return shaped
     filling = _fitting_tokens(left, engine) / _STEPS_TO_FILL_SLOTS if _empty_slots_cost(left, engine) else 0.0

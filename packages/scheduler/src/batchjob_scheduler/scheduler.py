@@ -93,6 +93,7 @@ class _BatchJobAware(_SomeScheduler):
         self._outgrown: dict[Any, int] = {}
         # A prompt that is not cut into chunks needs the whole budget.
         self._shapes_steps = config.step_shaping and self.scheduler_config.enable_chunked_prefill
+        # After a part of a prompt vLLM winds its generator back, and torch's for the CPU cannot be.
         self._can_cut_seeded_prompts = self.vllm_config.device_config.device_type != "cpu"
         self._steps = 0
         self._last_report_seconds: float | None = None
@@ -110,9 +111,9 @@ class _BatchJobAware(_SomeScheduler):
     def add_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """Take a request; where a prompt with a seed must not be cut, the first one ends all step shaping."""
         super().add_request(request, *args, **kwargs)
-        # After a part of a prompt vLLM winds the generator back, and torch's for the CPU cannot be.
-        seeded = getattr(request.sampling_params, "seed", None) is not None
-        if seeded and self._shapes_steps and not self._can_cut_seeded_prompts:
+        if self._can_cut_seeded_prompts or not self._shapes_steps:
+            return
+        if getattr(request.sampling_params, "seed", None) is not None:
             self._shapes_steps = False
             self.max_num_scheduled_tokens = self._engine_view.step_tokens
             logger.warning("request %s has a seed: steps are not shaped from here on", request.request_id)
