@@ -183,6 +183,8 @@ def test_jobs_take_turns_in_proportion_to_what_waits_of_them():
     small, large = jobs_of("small", "large")
     small.count_waiting(10, 0)
     large.count_waiting(30, 0)
+    for job in (small, large):
+        job.estimator.observe(1)
     work = {"small": job_work(10, mean=1, long=1), "large": job_work(30, mean=1, long=1)}
     left = forecast({**work, "critical": job_work(1, mean=999, long=999)}, slots=4, pool_tokens=10**6)
     turns, taken = Turns(), {"small": 0, "large": 0}
@@ -191,6 +193,35 @@ def test_jobs_take_turns_in_proportion_to_what_waits_of_them():
         turns.take(first, left)
         taken[first.name] += 1
     assert taken == {"small": 5, "large": 15}
+
+
+def test_jobs_of_which_nothing_has_ended_take_turns_in_proportion_to_what_their_prompts_cost():
+    # Both wait for 20 requests; to start four of 100 tokens costs as much as one of 400.
+    cheap, dear = jobs_of("cheap", "dear")
+    cheap.count_waiting(20, 20 * 100)
+    dear.count_waiting(20, 20 * 400)
+    work = {"cheap": job_work(20, prompt=100, mean=1, long=1), "dear": job_work(20, prompt=400, mean=9, long=9)}
+    left = forecast({**work, "critical": job_work(1, mean=999, long=999)}, slots=4, pool_tokens=10**6)
+    turns, taken = Turns(), {"cheap": 0, "dear": 0}
+    for _ in range(20):
+        first = turns.order([cheap, dear], left, idle=False)[0]
+        turns.take(first, left)
+        taken[first.name] += 1
+    assert taken == {"cheap": 16, "dear": 4}
+
+
+def test_what_a_job_shares_costs_nothing_to_start():
+    alike, other = jobs_of("alike", "other")
+    for job in (alike, other):
+        job.count_waiting(20, 20 * 400)
+    alike.running = 3
+    for _ in range(alike.running):
+        alike.find_in_cache(300)
+    work = {job.name: job_work(20, prompt=400 - job.shared_tokens) for job in (alike, other)}
+    left = forecast(work, slots=4, pool_tokens=10**6)
+    turns = Turns()
+    # 100 tokens to compute instead of 400.
+    assert turns.take(alike, left) == pytest.approx(turns.take(other, left) / 4)
 
 
 def test_a_job_that_joins_later_does_not_make_up_for_missed_turns():
@@ -206,12 +237,15 @@ def test_a_job_that_joins_later_does_not_make_up_for_missed_turns():
     assert late.turn == early.turn
 
 
-def test_critical_jobs_come_first_while_steps_are_full():
+def test_jobs_known_to_be_critical_come_first_while_steps_are_full():
     other, critical = jobs_of("other", "critical")
     critical.turn = 50.0
     work = {"other": job_work(1, mean=1, long=1), "critical": job_work(1, mean=900, long=900)}
     left = forecast(work, slots=4, pool_tokens=10**6)
     assert not left.is_thin
+    # What is taken for its path follows from its prompts alone, until one of its requests has ended.
+    assert [job.name for job in Turns().order([other, critical], left, idle=False)] == ["other", "critical"]
+    critical.estimator.observe(900)
     assert [job.name for job in Turns().order([other, critical], left, idle=False)] == ["critical", "other"]
 
 

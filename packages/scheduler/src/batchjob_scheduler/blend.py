@@ -51,25 +51,51 @@ class Turns:
 
     def take(self, job: Job, left: Forecast) -> float:
         """One of its requests is taken; returns by how much its turn moved on."""
-        path = left.path_steps.get(job.name, 0.0)
-        spare = left.steps - (job.estimator.long_tokens if left.is_thin else path)
-        stride = max(spare, _LEAST_SLACK * left.steps) / max(1, job.waiting)
+        stride = _spare_steps(job, left) * _cost_to_start(job, left) / max(1, job.waiting)
         job.turn += stride
         return stride
 
     def order(self, jobs: Sequence[Job], left: Forecast, *, idle: bool) -> list[Job]:
         """The jobs to admit from, the first one first; a job far ahead of its turn is left out.
 
-        Steps that the critical work alone leaves thin are shared by all jobs. Otherwise the critical jobs
-        come first, longest first, and the others take turns. An idle engine leaves no job out (P1).
+        Steps that the critical work alone leaves thin are shared by all jobs. Otherwise the jobs known to be
+        critical come first, longest first, and the others take turns. An idle engine leaves no job out (P1).
         """
         in_turn = sorted(jobs, key=lambda job: (job.turn, job.appeared))
         if not in_turn:
             return []
         self._now = in_turn[0].turn
         if not left.is_thin:
-            critical = [job for job in in_turn if left.is_critical(job.name)]
-            critical.sort(key=lambda job: job.order_key)
-            return critical + [job for job in in_turn if not left.is_critical(job.name)]
+            first = sorted((job for job in in_turn if _goes_first(job, left)), key=lambda job: job.order_key)
+            return first + [job for job in in_turn if not _goes_first(job, left)]
         latest = self._now + _MOST_LEAD * left.steps
         return in_turn if idle else [job for job in in_turn if job.turn <= latest]
+
+
+def _is_known(job: Job) -> bool:
+    """Whether one of its requests has ended, so that its path says more than the length of its prompts."""
+    return job.estimator.observations > 0
+
+
+def _goes_first(job: Job, left: Forecast) -> bool:
+    return _is_known(job) and left.is_critical(job.name)
+
+
+def _spare_steps(job: Job, left: Forecast) -> float:
+    """The steps that the job has to spare before the end; all that are left while it is not known."""
+    if not _is_known(job):
+        return left.steps
+    path = job.estimator.long_tokens if left.is_thin else left.path_steps.get(job.name, 0.0)
+    return max(left.steps - path, _LEAST_SLACK * left.steps)
+
+
+def _cost_to_start(job: Job, left: Forecast) -> float:
+    """What a prompt of a job that is not known costs, of what one costs in the mean; 1 for a known job.
+
+    An engine that fills computes prefill alone. What starts cheaply fills it sooner, and decodes for other
+    prompts to ride along with.
+    """
+    if _is_known(job) or not job.waiting:
+        return 1.0
+    prefill_tokens = job.waiting_tokens / job.waiting - job.shared_tokens
+    return max(1.0, prefill_tokens) / left.mean_waiting_tokens

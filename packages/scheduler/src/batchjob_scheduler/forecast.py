@@ -94,6 +94,12 @@ class Forecast:
         return sum(work.prefill_tokens for work in self.work.values())
 
     @cached_property
+    def mean_waiting_tokens(self) -> float:
+        """What a waiting request has to compute before it decodes, on average; at least 1."""
+        waiting = sum(work.waiting for work in self.work.values())
+        return max(1.0, sum(work.waiting_tokens for work in self.work.values()) / max(1, waiting))
+
+    @cached_property
     def critical_waiting(self) -> tuple[int, int]:
         """The waiting requests of critical jobs, and the tokens that they have to compute."""
         critical = [work for name, work in self.work.items() if work.waiting and self.is_critical(name)]
