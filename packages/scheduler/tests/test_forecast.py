@@ -181,8 +181,8 @@ def jobs_of(*names):
 
 def test_jobs_take_turns_in_proportion_to_what_waits_of_them():
     small, large = jobs_of("small", "large")
-    small.count_waiting(10, 0)
-    large.count_waiting(30, 0)
+    small.count_waiting(10, 10 * 400)
+    large.count_waiting(30, 30 * 100)
     for job in (small, large):
         job.estimator.observe(1)
     work = {"small": job_work(10, mean=1, long=1), "large": job_work(30, mean=1, long=1)}
@@ -196,12 +196,15 @@ def test_jobs_take_turns_in_proportion_to_what_waits_of_them():
 
 
 def test_jobs_of_which_nothing_has_ended_take_turns_in_proportion_to_what_their_prompts_cost():
-    # Both wait for 20 requests; to start four of 100 tokens costs as much as one of 400.
+    # 20 of each wait; to start four of 100 tokens costs as much as one of 400. Their predictions do not count.
     cheap, dear = jobs_of("cheap", "dear")
     cheap.count_waiting(20, 20 * 100)
     dear.count_waiting(20, 20 * 400)
-    work = {"cheap": job_work(20, prompt=100, mean=1, long=1), "dear": job_work(20, prompt=400, mean=9, long=9)}
-    left = forecast({**work, "critical": job_work(1, mean=999, long=999)}, slots=4, pool_tokens=10**6)
+    work = {
+        "cheap": job_work(20, prompt=100, mean=1, long=1),
+        "dear": job_work(20, prompt=400, mean=400, long=400),
+    }
+    left = forecast(work, slots=4, pool_tokens=10**6)
     turns, taken = Turns(), {"cheap": 0, "dear": 0}
     for _ in range(20):
         first = turns.order([cheap, dear], left, idle=False)[0]
