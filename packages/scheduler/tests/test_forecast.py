@@ -196,7 +196,7 @@ def test_jobs_take_turns_in_proportion_to_what_waits_of_them():
 
 
 def test_jobs_of_which_nothing_has_ended_take_turns_in_proportion_to_what_their_prompts_cost():
-    # 20 of each wait; to start four of 100 tokens costs as much as one of 400. Their predictions do not count.
+    # 20 of each wait; to start four of 100 tokens costs as much as one of 400, whatever is predicted.
     cheap, dear = jobs_of("cheap", "dear")
     cheap.count_waiting(20, 20 * 100)
     dear.count_waiting(20, 20 * 400)
