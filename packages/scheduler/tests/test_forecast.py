@@ -179,6 +179,16 @@ def jobs_of(*names):
     return [Job(name, appeared, alpha=0.1) for appeared, name in enumerate(names)]
 
 
+def taken_in_turn(jobs, left, times):
+    """How often each job is taken."""
+    turns, taken = Turns(), dict.fromkeys((job.name for job in jobs), 0)
+    for _ in range(times):
+        first = turns.order(jobs, left, idle=False)[0]
+        turns.take(first, left)
+        taken[first.name] += 1
+    return taken
+
+
 def test_jobs_take_turns_in_proportion_to_what_waits_of_them():
     small, large = jobs_of("small", "large")
     small.count_waiting(10, 10 * 400)
@@ -187,12 +197,7 @@ def test_jobs_take_turns_in_proportion_to_what_waits_of_them():
         job.estimator.observe(1)
     work = {"small": job_work(10, mean=1, long=1), "large": job_work(30, mean=1, long=1)}
     left = forecast({**work, "critical": job_work(1, mean=999, long=999)}, slots=4, pool_tokens=10**6)
-    turns, taken = Turns(), {"small": 0, "large": 0}
-    for _ in range(20):
-        first = turns.order([small, large], left, idle=False)[0]
-        turns.take(first, left)
-        taken[first.name] += 1
-    assert taken == {"small": 5, "large": 15}
+    assert taken_in_turn([small, large], left, times=20) == {"small": 5, "large": 15}
 
 
 def test_jobs_of_which_nothing_has_ended_take_turns_in_proportion_to_what_their_prompts_cost():
@@ -205,12 +210,7 @@ def test_jobs_of_which_nothing_has_ended_take_turns_in_proportion_to_what_their_
         "dear": job_work(20, prompt=400, mean=400, long=400),
     }
     left = forecast(work, slots=4, pool_tokens=10**6)
-    turns, taken = Turns(), {"cheap": 0, "dear": 0}
-    for _ in range(20):
-        first = turns.order([cheap, dear], left, idle=False)[0]
-        turns.take(first, left)
-        taken[first.name] += 1
-    assert taken == {"cheap": 16, "dear": 4}
+    assert taken_in_turn([cheap, dear], left, times=20) == {"cheap": 16, "dear": 4}
 
 
 def test_what_a_job_shares_costs_nothing_to_start():
