@@ -13,8 +13,8 @@ from batchjob_scheduler.queue import BatchJobQueue
 from batchjob_testkit.fakes import FakeEngine, FakeRequest
 
 
-def job_work(waiting=0, prompt=100, mean=50, long=80, running=()):
-    work = JobWork(waiting, waiting * prompt, mean, long)
+def job_work(waiting=0, prompt=100, mean=50, long=80, running=(), is_known=True):
+    work = JobWork(waiting, waiting * prompt, mean, long, is_known)
     for request in running:
         work.add_running(**request)
     return work
@@ -74,6 +74,16 @@ def test_prefill_is_what_waits_and_what_runs_and_is_not_computed():
     assert forecast({"a": job_work(waiting=2, running=running)}, 2, 1000).prefill_tokens == 2 * 100 + 300
 
 
+def test_a_batch_is_known_once_of_each_job_that_is_left_a_request_has_ended():
+    running = [{"known": 120, "uncomputed": 0, "output": 20, "max_tokens": 1000}]
+    work = {"known": job_work(waiting=1), "waits": job_work(waiting=1, is_known=False)}
+    assert not forecast(work, slots=2, pool_tokens=1000).is_known
+    work["waits"] = job_work(running=running, is_known=False)
+    assert not forecast(work, slots=2, pool_tokens=1000).is_known
+    work["waits"] = job_work(is_known=False)  # nothing is left of it
+    assert forecast(work, slots=2, pool_tokens=1000).is_known
+
+
 @pytest.mark.parametrize(
     ("mean", "waiting_prompt", "thin"),
     # In 600 steps: 17 tokens decoded in each, and 103 or 93 prefilled; 112.5 are three quarters of full.
@@ -93,13 +103,15 @@ def test_steps_are_thin_if_few_decode_side_by_side_and_what_waits_mostly_fills_t
 # --- the budget of a step -------------------------------------------------------------------------
 
 
-def busy(*, running, waiting, prompt=64, max_tokens=100, step_limit=8192, order="lpt"):
+def busy(*, running, waiting, prompt=64, max_tokens=100, step_limit=8192, order="lpt", is_known=False):
     engine = FakeEngine(usable_blocks=10_000, step_tokens=step_limit, max_running=64)
     queue = BatchJobQueue(BatchJobConfig(look_ahead=False, order=order), engine)
     for number in range(running + waiting):
         queue.add_request(FakeRequest(f"r{number}#job_name[news]#", prompt, max_tokens))
     for _ in range(running):
         engine.start(queue.pop_request())
+    if is_known:  # what was predicted before
+        queue.jobs.placed("news").estimator.observe(128)
     for _ in range(8):  # after so many steps a forecast is renewed
         queue.begin_step()
         queue.end_step()
@@ -144,7 +156,9 @@ def test_what_a_full_step_has_room_for_is_never_spread(order):
 @pytest.mark.parametrize("prompt", [200, 400, 1024], ids=["even is less", "about even", "even is more"])
 def test_a_blended_step_computes_what_is_free_if_that_is_near_the_even_share(prompt):
     # As above; all that runs is computed.
-    queue, engine = busy(running=64, waiting=640, prompt=prompt, max_tokens=2000, order="blend")
+    queue, engine = busy(
+        running=64, waiting=640, prompt=prompt, max_tokens=2000, order="blend", is_known=True
+    )
     context = sum(request.num_computed_tokens for request in engine.running())
     assert context == 64 * prompt
     decode = 640 * 128 + 64 * 127
@@ -155,21 +169,36 @@ def test_a_blended_step_computes_what_is_free_if_that_is_near_the_even_share(pro
     assert step_tokens(queue, engine) == int(sorted([0.9 * even, free, 1.1 * even])[1])
 
 
-@pytest.mark.parametrize(("prompt", "at_once"), [(300, True), (400, False)])
-def test_a_blended_batch_starts_at_once_if_that_stalls_decodes_for_two_steps_at_most(prompt, at_once):
-    # 44 * 400 tokens are more than two steps of 8192.
-    queue, engine = busy(running=20, waiting=44, prompt=prompt, max_tokens=2000, order="blend")
-    assert (step_tokens(queue, engine) >= min(8192, 44 * prompt)) is at_once
+def test_a_blended_step_of_a_full_engine_stays_near_what_is_free_while_the_even_share_is_a_guess():
+    queue, engine = busy(running=64, waiting=640, prompt=1024, max_tokens=2000, order="blend")
+    free = 200 + 64 * 1024 / 600
+    assert step_tokens(queue, engine) == int(0.9 * 1.5 * free)
+
+
+def test_the_last_of_a_blended_batch_stall_no_decodes_where_they_can_ride_along():
+    # 83 tokens a step are the even share; what fits is started in about four steps.
+    queue, engine = busy(running=20, waiting=44, prompt=300, max_tokens=2000, order="blend")
+    free = 200 + 20 * 300 / 600
+    assert step_tokens(queue, engine) == int(free + 44 * 300 / 4)
 
 
 @pytest.mark.parametrize(
-    ("waiting", "at_once"), [(44, True), (45, False)], ids=["all fit", "a slot is missing"]
+    ("waiting", "limit", "at_once"),
+    [(44, 8192, True), (45, 8192, False), (44, 7800, False)],
+    ids=["all fit", "a slot is missing", "more than twelve whole steps"],
 )
-def test_a_blended_batch_that_prefill_makes_long_starts_its_last_at_once(waiting, at_once):
-    # 100,000 tokens are 12 whole steps; the even share is more than is free, and an answer has 128 tokens.
-    prompt = 100_000 // waiting
-    queue, engine = busy(running=20, waiting=waiting, prompt=prompt, max_tokens=2000, order="blend")
-    assert (step_tokens(queue, engine) == 8192) is at_once
+def test_a_blended_batch_that_prefill_makes_long_starts_its_last_at_once(waiting, limit, at_once):
+    # The even share is more than is free, and an answer has some 128 tokens: 12.8 whole steps are allowed for
+    # 100,000 tokens.
+    queue, engine = busy(
+        running=20,
+        waiting=waiting,
+        prompt=100_000 // waiting,
+        max_tokens=2000,
+        order="blend",
+        step_limit=limit,
+    )
+    assert (step_tokens(queue, engine) == limit) is at_once
 
 
 # --- turns ----------------------------------------------------------------------------------------
@@ -179,11 +208,19 @@ def jobs_of(*names):
     return [Job(name, appeared, alpha=0.1) for appeared, name in enumerate(names)]
 
 
+def engine_of(slots, *, running=1):
+    """An engine where so many requests run, that has blocks for all."""
+    engine = FakeEngine(usable_blocks=100_000, max_running=slots)
+    for number in range(running):
+        engine.start(FakeRequest(f"running {number}", 16, 16))
+    return engine
+
+
 def taken_in_turn(jobs, left, times):
     """How often each job is taken."""
     turns, taken = Turns(), dict.fromkeys((job.name for job in jobs), 0)
     for _ in range(times):
-        first = turns.order(jobs, left, idle=False)[0]
+        first = turns.order(jobs, left, engine_of(4))[0]
         turns.take(first, left)
         taken[first.name] += 1
     return taken
@@ -233,9 +270,9 @@ def test_a_job_that_joins_later_does_not_make_up_for_missed_turns():
     left = forecast({"early": job_work(10)}, slots=4, pool_tokens=10**6)
     turns = Turns()
     for _ in range(5):
-        turns.order([early], left, idle=False)
+        turns.order([early], left, engine_of(4))
         turns.take(early, left)
-    turns.order([early], left, idle=False)
+    turns.order([early], left, engine_of(4))
     turns.join(late)
     assert late.turn == early.turn
 
@@ -247,9 +284,9 @@ def test_jobs_known_to_be_critical_come_first_while_steps_are_full():
     left = forecast(work, slots=4, pool_tokens=10**6)
     assert not left.is_thin
     # What is taken for its path follows from its prompts alone, until one of its requests has ended.
-    assert [job.name for job in Turns().order([other, critical], left, idle=False)] == ["other", "critical"]
+    assert Turns().order([other, critical], left, engine_of(4)) == [other, critical]
     critical.estimator.observe(900)
-    assert [job.name for job in Turns().order([other, critical], left, idle=False)] == ["critical", "other"]
+    assert Turns().order([other, critical], left, engine_of(4)) == [critical, other]
 
 
 def test_in_thin_steps_a_job_far_ahead_waits_unless_the_engine_is_idle():
@@ -258,8 +295,19 @@ def test_in_thin_steps_a_job_far_ahead_waits_unless_the_engine_is_idle():
     left = forecast(work, slots=20, pool_tokens=10**6)
     assert left.is_thin
     ahead.turn = left.steps
-    assert Turns().order([behind, ahead], left, idle=False) == [behind]
-    assert Turns().order([behind, ahead], left, idle=True) == [behind, ahead]
+    assert Turns().order([behind, ahead], left, engine_of(20)) == [behind]
+    assert Turns().order([behind, ahead], left, engine_of(20, running=0)) == [behind, ahead]
+
+
+@pytest.mark.parametrize(("free_slots", "first"), [(10, "critical"), (9, "other")])
+def test_in_thin_steps_critical_work_comes_first_once_all_of_it_could_start(free_slots, first):
+    other, critical = jobs_of("other", "critical")
+    critical.turn = 1.0
+    critical.estimator.observe(600)
+    work = {"other": job_work(100, prompt=1100, mean=1, long=1), "critical": job_work(10, mean=600, long=600)}
+    left = forecast(work, slots=20, pool_tokens=10**6)
+    assert left.is_thin
+    assert Turns().order([other, critical], left, engine_of(free_slots + 1))[0].name == first
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from batchjob_scheduler.engine_view import EngineView
 from batchjob_scheduler.forecast import Forecast
 from batchjob_scheduler.jobs import Job
 
@@ -55,35 +56,31 @@ class Turns:
         job.turn += stride
         return stride
 
-    def order(self, jobs: Sequence[Job], left: Forecast, *, idle: bool) -> list[Job]:
+    def order(self, jobs: Sequence[Job], left: Forecast, engine: EngineView) -> list[Job]:
         """The jobs to admit from, the first one first; a job far ahead of its turn is left out.
 
-        Steps that the critical work alone leaves thin are shared by all jobs. Otherwise the jobs known to be
-        critical come first, longest first, and the others take turns. An idle engine leaves no job out (P1).
+        Steps that the critical work alone leaves thin are shared by all jobs, until all of it could start.
+        Otherwise the jobs known to be critical come first, longest first, and the others take turns. An
+        idle engine leaves no job out (P1).
         """
         in_turn = sorted(jobs, key=lambda job: (job.turn, job.appeared))
         if not in_turn:
             return []
         self._now = in_turn[0].turn
-        if not left.is_thin:
+        if not left.is_thin or left.all_critical_fits(engine):
             first = sorted((job for job in in_turn if _goes_first(job, left)), key=lambda job: job.order_key)
             return first + [job for job in in_turn if not _goes_first(job, left)]
         latest = self._now + _MOST_LEAD * left.steps
-        return in_turn if idle else [job for job in in_turn if job.turn <= latest]
-
-
-def _is_known(job: Job) -> bool:
-    """Whether one of its requests has ended, so that its path says more than the length of its prompts."""
-    return job.estimator.observations > 0
+        return [job for job in in_turn if job.turn <= latest] if engine.running() else in_turn
 
 
 def _goes_first(job: Job, left: Forecast) -> bool:
-    return _is_known(job) and left.is_critical(job.name)
+    return job.is_known and left.is_critical(job.name)
 
 
 def _spare_steps(job: Job, left: Forecast) -> float:
     """The steps that the job has to spare before the end; all that are left while it is not known."""
-    if not _is_known(job):
+    if not job.is_known:
         return left.steps
     path = job.estimator.long_tokens if left.is_thin else left.path_steps.get(job.name, 0.0)
     return max(left.steps - path, _LEAST_SLACK * left.steps)
@@ -95,7 +92,7 @@ def _cost_to_start(job: Job, left: Forecast) -> float:
     An engine that fills computes prefill alone. What starts cheaply fills it sooner, and decodes for other
     prompts to ride along with.
     """
-    if _is_known(job) or not job.waiting:
+    if job.is_known or not job.waiting:
         return 1.0
     prefill_tokens = job.waiting_tokens / job.waiting - job.shared_tokens
     return max(1.0, prefill_tokens) / left.mean_waiting_tokens

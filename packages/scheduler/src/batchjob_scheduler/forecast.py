@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from batchjob_scheduler.engine_view import EngineView
+
 FULL_STEP_TOKENS: Final = 150
 """With fewer tokens a step is bound by reading the weights, on the accelerators of today."""
 
@@ -33,6 +35,8 @@ class JobWork:
     mean_tokens: int
     long_tokens: int
     """What few requests of the job decode more than."""
+    is_known: bool = True
+    """Whether one of its requests has ended; how long they decode is a guess before."""
     prefill_tokens: int = field(init=False)
     decode_tokens: float = field(init=False)
     kv_token_steps: float = field(init=False)
@@ -79,6 +83,11 @@ class Forecast:
         return self.path_steps.get(job, 0.0) >= CRITICAL_SHARE * self.steps
 
     @cached_property
+    def is_known(self) -> bool:
+        """Whether of each job of which something is left a request has ended."""
+        return all(work.is_known for work in self.work.values() if work.waiting or work.running)
+
+    @cached_property
     def tokens_held(self) -> float:
         """What a request holds while it decodes, on average, in tokens; at least 1."""
         return max(1.0, self.kv_token_steps / max(1.0, self.decode_tokens))
@@ -104,6 +113,18 @@ class Forecast:
         """The waiting requests of critical jobs, and the tokens that they have to compute."""
         critical = [work for name, work in self.work.items() if work.waiting and self.is_critical(name)]
         return sum(work.waiting for work in critical), sum(work.waiting_tokens for work in critical)
+
+    def fitting_requests(self, engine: EngineView) -> float:
+        """For how many more requests of critical jobs there are slots and blocks, if any wait."""
+        waiting, waiting_tokens = self.critical_waiting
+        held_by_each = max(self.tokens_held, waiting_tokens / max(1, waiting))
+        slots = engine.max_running - len(engine.running())
+        return min(slots, engine.free_blocks() * engine.block_size / held_by_each)
+
+    def all_critical_fits(self, engine: EngineView) -> bool:
+        """Whether critical work waits, and all of it could start now."""
+        waiting = self.critical_waiting[0]
+        return waiting > 0 and self.fitting_requests(engine) >= waiting
 
     @cached_property
     def is_thin(self) -> bool:

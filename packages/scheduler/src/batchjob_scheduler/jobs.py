@@ -80,6 +80,11 @@ class Job:
         self.waiting_tokens = 0
 
     @property
+    def is_known(self) -> bool:
+        """Whether one of its requests has ended, so that its prediction says something of it (E2)."""
+        return self.estimator.observations > 0
+
+    @property
     def is_probing(self) -> bool:
         """Whether little was observed of it and little has started (O2)."""
         return self.started < PROBES_PER_JOB and self.estimator.observations < PROBES_PER_JOB

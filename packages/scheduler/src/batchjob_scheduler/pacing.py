@@ -39,11 +39,13 @@ An accelerator of today computes 150 to 300 operations for each byte that it rea
 billion parameters keeps 50 to 150 KB a token in the KV cache.
 """
 
-_MOST_STEPS_AT_ONCE: Final = 2
-"""Whole steps of prefill for which decodes may stall, to start the last of a blended batch at once."""
+_MOST_WHILE_UNKNOWN: Final = 1.5
+"""Of what a step computes for nothing, while the even share is a guess and the engine is full anyway."""
 
 _ANSWER_TOKENS_PER_STALLED_STEP: Final = 10
-"""The same where prefill is too much to ride along: one whole step for each so many tokens of an answer."""
+"""Where prefill is too much to ride along, decodes may stall, to start the last of a blended batch at once:
+for one whole step of prefill for each so many tokens of an answer.
+"""
 
 
 def step_tokens(queue: BatchJobQueue, engine: EngineView, tokens_per_decode: int = 1) -> int:
@@ -64,7 +66,7 @@ def step_tokens(queue: BatchJobQueue, engine: EngineView, tokens_per_decode: int
 
 def _shaped_tokens(left: Forecast, engine: EngineView) -> float:
     """The even share and, while critical work waits, what fills the free slots and blocks soon."""
-    if _all_critical_fits(left, engine):
+    if left.all_critical_fits(engine):
         # Nothing is left to ride along with later steps, and a delay of any may be one of the batch.
         return _MORE_THAN_EVEN * _even_tokens(left) + left.critical_waiting[1]
     steps = _STEPS_TO_FILL_SLOTS if _empty_slots_cost(left, engine) else _STEPS_TO_FILL
@@ -79,11 +81,12 @@ def _blended_tokens(left: Forecast, engine: EngineView) -> float:
     shaped, even = _shaped_tokens(left, engine), _even_tokens(left)
     context = sum(request.num_computed_tokens for request in engine.running())
     free = _FREE_TOKENS + context / _CONTEXT_OF_A_FREE_TOKEN
-    most_at_once: float = _MOST_STEPS_AT_ONCE
-    if even > free:
-        most_at_once = max(most_at_once, left.mean_decode_tokens / _ANSWER_TOKENS_PER_STALLED_STEP)
-    if _all_critical_fits(left, engine) and left.critical_waiting[1] <= most_at_once * engine.step_tokens:
-        return shaped
+    if left.all_critical_fits(engine):
+        most_at_once = left.mean_decode_tokens / _ANSWER_TOKENS_PER_STALLED_STEP * engine.step_tokens
+        if even > free and left.critical_waiting[1] <= most_at_once:
+            return shaped
+    elif not left.is_known:
+        even = min(even, _MOST_WHILE_UNKNOWN * free)
     filling = _fitting_tokens(left, engine) / _STEPS_TO_FILL_SLOTS if _empty_slots_cost(left, engine) else 0.0
     return min(shaped, max(free, _LESS_THAN_EVEN * even) + filling)
 
@@ -92,25 +95,12 @@ def _even_tokens(left: Forecast) -> float:
     return (left.prefill_tokens + left.decode_tokens) / left.steps
 
 
-def _all_critical_fits(left: Forecast, engine: EngineView) -> bool:
-    waiting = left.critical_waiting[0]
-    return waiting > 0 and _fitting_requests(left, engine) >= waiting
-
-
 def _fitting_tokens(left: Forecast, engine: EngineView) -> float:
     """What critical work has to prefill to fill the free slots, or the free blocks."""
     waiting, waiting_tokens = left.critical_waiting
     if not waiting:
         return 0.0
-    return max(0.0, min(waiting, _fitting_requests(left, engine))) * (waiting_tokens / waiting)
-
-
-def _fitting_requests(left: Forecast, engine: EngineView) -> float:
-    """For how many more requests of critical jobs there are slots and blocks."""
-    waiting, waiting_tokens = left.critical_waiting
-    held_by_each = max(left.tokens_held, waiting_tokens / waiting)
-    slots = engine.max_running - len(engine.running())
-    return min(slots, engine.free_blocks() * engine.block_size / held_by_each)
+    return max(0.0, min(waiting, left.fitting_requests(engine))) * (waiting_tokens / waiting)
 
 
 def _empty_slots_cost(left: Forecast, engine: EngineView) -> bool:

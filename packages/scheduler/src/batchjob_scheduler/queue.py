@@ -319,6 +319,7 @@ class BatchJobQueue:
                 max(0, job.waiting_tokens - job.waiting * job.shared_tokens),
                 job.estimator.predicted_tokens,
                 job.estimator.long_tokens,
+                job.is_known,
             )
             for job in self.jobs
         }
@@ -407,8 +408,7 @@ class BatchJobQueue:
     def _jobs_in_order(self, level: _Level, budget: int) -> Iterator[SortedKeyList[_Entry, int]]:
         if self._turns is not None:
             jobs = [self.jobs.placed(name) for name in level.by_job]
-            idle = not self._engine.running()
-            for job in self._turns.order(jobs, self.forecast(), idle=idle):
+            for job in self._turns.order(jobs, self.forecast(), self._engine):
                 yield level.by_job[job.name]
             return
         free_tokens = budget * self._engine.block_size
