@@ -94,5 +94,4 @@ def _cost_to_start(job: Job, left: Forecast) -> float:
     """
     if job.is_known or not job.waiting:
         return 1.0
-    prefill_tokens = job.waiting_tokens / job.waiting - job.shared_tokens
-    return max(1.0, prefill_tokens) / left.mean_waiting_tokens
+    return max(1.0, job.tokens_to_start / job.waiting) / left.mean_waiting_tokens

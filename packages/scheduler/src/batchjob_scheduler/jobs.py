@@ -95,6 +95,11 @@ class Job:
         known = self.running and len(self.found) == STARTS_TO_KNOW_A_PREFIX
         return min(self.found) if known else 0
 
+    @property
+    def tokens_to_start(self) -> int:
+        """What its waiting requests have to compute before they decode, less what each of them shares."""
+        return max(0, self.waiting_tokens - self.waiting * self.shared_tokens)
+
     def find_in_cache(self, tokens: int) -> None:
         """One of its requests started and found so many of its tokens in the prefix cache."""
         self.found = (*self.found, tokens)[-STARTS_TO_KNOW_A_PREFIX:]

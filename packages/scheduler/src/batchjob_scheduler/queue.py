@@ -316,7 +316,7 @@ class BatchJobQueue:
         work = {
             job.name: JobWork(
                 job.waiting,
-                max(0, job.waiting_tokens - job.waiting * job.shared_tokens),
+                job.tokens_to_start,
                 job.estimator.predicted_tokens,
                 job.estimator.long_tokens,
                 job.is_known,
