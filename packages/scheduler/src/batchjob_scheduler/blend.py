@@ -2,8 +2,8 @@
 
 Work of one kind after work of another leaves the device half idle twice: decodes alone read memory, prefill
 alone computes. So jobs take turns, each admitted evenly over the time that it has, and a job that has no
-time to spare goes first as long as its decodes fill the steps by themselves. Inside a job, needs are taken
-as they are spread.
+time to spare goes first as long as its decodes fill the steps by themselves, or once all of it could start.
+Inside a job, needs are taken as they are spread.
 """
 
 from __future__ import annotations
