@@ -289,6 +289,17 @@ def test_jobs_known_to_be_critical_come_first_while_steps_are_full():
     assert Turns().order([other, critical], left, engine_of(4)) == [critical, other]
 
 
+def test_behind_critical_jobs_the_others_stay_in_turn():
+    long, short, critical = jobs_of("long", "short", "critical")
+    long.turn = 2.0
+    decoded = {long: 9, short: 1, critical: 900}
+    for job, tokens in decoded.items():
+        job.estimator.observe(tokens)
+    work = {job.name: job_work(1, mean=tokens, long=tokens) for job, tokens in decoded.items()}
+    left = forecast(work, slots=4, pool_tokens=10**6)
+    assert Turns().order([long, short, critical], left, engine_of(4)) == [critical, short, long]
+
+
 def test_in_thin_steps_a_job_far_ahead_waits_unless_the_engine_is_idle():
     behind, ahead = jobs_of("behind", "ahead")
     work = {"behind": job_work(100, prompt=2000, mean=1, long=1), "ahead": job_work(100, mean=100, long=100)}

@@ -68,14 +68,16 @@ class Turns:
             return []
         self._now = in_turn[0].turn
         if not left.is_thin or left.all_critical_fits(engine):
-            first = sorted((job for job in in_turn if _goes_first(job, left)), key=lambda job: job.order_key)
-            return first + [job for job in in_turn if not _goes_first(job, left)]
+            return sorted(in_turn, key=lambda job: _place_before_turns(job, left))
         latest = self._now + _MOST_LEAD * left.steps
         return [job for job in in_turn if job.turn <= latest] if engine.running() else in_turn
 
 
-def _goes_first(job: Job, left: Forecast) -> bool:
-    return job.is_known and left.is_critical(job.name)
+def _place_before_turns(job: Job, left: Forecast) -> tuple[bool, tuple[int, int, str]]:
+    """Jobs known to be critical, longest first; then all others alike, which leaves them in turn."""
+    if job.is_known and left.is_critical(job.name):
+        return False, job.order_key
+    return True, (0, 0, "")
 
 
 def _spare_steps(job: Job, left: Forecast) -> float:
